@@ -1,0 +1,236 @@
+// Package dialect is the contract between dblock's features and a database.
+//
+// It is written for the author of a database's package (dialect/postgres,
+// dialect/mysql, dialect/sqlserver); users of dblock need only the constructors
+// of those packages. Everything peculiar to a database (its SQL, its error
+// codes, its tables) lives in that database's folder. The contract itself
+// imports the standard library only.
+//
+// Two things are kept apart: a [Session] is one connection to the server, which
+// can hold many keys; a lock, as the features show it to users, is a lease on
+// some keys of a session.
+package dialect
+
+import (
+	"context"
+	"database/sql"
+	"time"
+)
+
+// Mode is how a key is held.
+type Mode uint8
+
+const (
+	// Exclusive excludes every other holder. It is the default.
+	Exclusive Mode = iota
+	// Shared excludes exclusive holders only.
+	Shared
+)
+
+func (m Mode) String() string {
+	if m == Shared {
+		return "shared"
+	}
+	return "exclusive"
+}
+
+// Key is a key as a database locks it. The features hand keys over sorted and
+// without duplicates (see Features.ByName); a dialect keeps their order.
+type Key struct {
+	ID    int64  // what PostgreSQL and the lock table lock
+	Name  string // what MySQL, MariaDB and SQL Server lock: at most 64 characters out of a-z 0-9 . _ - / #
+	Label string // the key as its user wrote it, for people to read; never sent as SQL text
+	Mode  Mode
+}
+
+// Features says what a database can do and how it identifies an advisory lock.
+type Features struct {
+	// ByName is true where an advisory lock is identified by Key.Name, false
+	// where by Key.ID. Calls for several keys are sorted by that value.
+	ByName bool
+	// Scope must become part of every name, because the server's advisory locks
+	// are not confined to one database; empty where they are.
+	Scope string
+	// Shared: advisory locks have a shared mode.
+	Shared bool
+	// Transaction: the database implements [TxLocker].
+	Transaction bool
+	// HearsLoss: Session.Idle notices at once that the server ended the session.
+	// Elsewhere only a heartbeat does.
+	HearsLoss bool
+}
+
+// DB is a database that dblock locks with. The dialects' constructors return
+// one after they have looked at what is behind the connection. A DB is safe for
+// concurrent use.
+type DB interface {
+	// Name is postgres, mysql, mariadb or sqlserver.
+	Name() string
+	Features() Features
+
+	// OpenSession opens a connection that no query of the application can get.
+	OpenSession(ctx context.Context, o SessionOptions) (Session, error)
+	// OnConn makes a session of a connection that its caller has checked out.
+	// Closing the session destroys the connection instead of giving it back.
+	OnConn(ctx context.Context, conn *sql.Conn) (Session, error)
+	// Inspect lists who holds and who waits for advisory locks of this database,
+	// only those for the given keys if there are any. It uses a connection of
+	// the pool.
+	Inspect(ctx context.Context, keys ...Key) ([]Holding, error)
+
+	// Begin starts a transaction on a connection of the pool.
+	Begin(ctx context.Context, o *sql.TxOptions) (OwnedTx, error)
+	// LockRows locks rows of a lock table in the transaction, in the order of the
+	// keys, creating those that are missing. It returns a fencing number for each
+	// key if the request asks for them. An error of class NotAcquired, Timeout or
+	// Deadlock leaves the transaction as [Error.Remains] says.
+	LockRows(ctx context.Context, tx Tx, r RowRequest) ([]int64, error)
+
+	// Migrations are the steps that create a lock table, oldest first.
+	Migrations(t Table) []Migration
+	// CheckTable returns nil if the lock table is there and has the shape that
+	// this version needs, an error of class Setup otherwise; exists tells a
+	// missing table from one of another shape.
+	CheckTable(ctx context.Context, t Table) (exists bool, err error)
+	// SQL is a handle on the pool for tools that need one, such as goose. It
+	// belongs to the DB.
+	SQL() *sql.DB
+
+	// Classify wraps an error of the driver into an [*Error] that says what it
+	// means. An error that already is one, and nil, come back as they are.
+	Classify(err error) error
+	// Close closes what the constructor opened, never what it was given.
+	Close() error
+}
+
+// SessionOptions shape a session of dblock's own.
+type SessionOptions struct {
+	// Application is shown by the server's views. Default: "dblock".
+	Application string
+	// KeepAlive is the longest time between two signs of life that the session's
+	// owner promises; the server may end the session when it hears nothing for
+	// several times as long. Zero: no such promise.
+	KeepAlive time.Duration
+}
+
+// Session is one connection to the server. It is not safe for concurrent use:
+// its owner makes one call at a time.
+//
+// Session locks are re-entrant on every database: a session that asks twice for
+// a key gets it twice. It is for the owner to prevent that.
+type Session interface {
+	// ID is the session as the server's own views name it: backend pid,
+	// connection id, session id.
+	ID() int64
+	// Acquire takes all keys of the request in their order, or none. It returns a
+	// fencing number for each key if the request asks for them.
+	//
+	// After an error of class NotAcquired nothing of the request is held and the
+	// session is good. After any other error it is unknown what is held: the
+	// owner must close the session.
+	Acquire(ctx context.Context, r Request) ([]int64, error)
+	// Release gives the keys back once each. Class NotHeld if one was not held.
+	// After any error the owner must close the session.
+	Release(ctx context.Context, keys []Key) error
+	// Held asks the server whether this session holds all of the keys.
+	Held(ctx context.Context, keys []Key) (bool, error)
+	// Idle waits until ctx ends and returns nil, or until the server ends the
+	// session and returns the reason. Where HearsLoss is false it only waits.
+	// The session stays usable when ctx ends.
+	Idle(ctx context.Context) error
+	// Ping asks the server for a sign of life.
+	Ping(ctx context.Context) error
+	// Close ends the session, and with it every lock that it holds. It does not
+	// return before the server was told, or before it is known that it cannot be
+	// told; it takes no context since it must succeed after a cancelled one, and
+	// is bounded by itself. Safe to call again.
+	Close() error
+}
+
+// Request is one call for several keys.
+type Request struct {
+	Keys []Key
+	// Try: do not wait; an error of class NotAcquired if a key is not free.
+	Try bool
+	// Fence names the lock table that fencing numbers come from; nil: none.
+	Fence *Table
+}
+
+// RowRequest is one call for several rows of a lock table.
+type RowRequest struct {
+	Table Table
+	Keys  []Key // sorted by ID; Mode Shared is refused
+	Try   bool  // do not wait
+	Fence bool  // write and return fencing numbers
+}
+
+// Tx is what every kind of transaction has in common: *sql.Tx, *sql.Conn and
+// those of sqlx, gorm and ent. A dialect also needs to read rows; it accepts
+// what has QueryContext as in [Querier], and what its own adapters return.
+type Tx interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}
+
+// Querier is a Tx of database/sql.
+type Querier interface {
+	Tx
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+// OwnedTx is a transaction that dblock began and therefore ends.
+type OwnedTx interface {
+	Tx
+	// Native is the driver's own transaction: *sql.Tx or pgx.Tx.
+	Native() any
+	// Commit returns an error that matches sql.ErrTxDone if the transaction has
+	// ended already.
+	Commit(ctx context.Context) error
+	// Rollback does nothing after Commit, or if the transaction has ended
+	// otherwise.
+	Rollback(ctx context.Context) error
+}
+
+// TxLocker is implemented by databases whose advisory locks can belong to a
+// transaction and end with it.
+type TxLocker interface {
+	// AcquireTx takes the keys for the rest of the transaction. After an error of
+	// class NotAcquired, Timeout or Deadlock the transaction is as
+	// [Error.Remains] says.
+	AcquireTx(ctx context.Context, tx Tx, r TxRequest) error
+}
+
+// TxRequest is one call for several keys that the transaction will hold.
+type TxRequest struct {
+	Keys []Key
+	Try  bool
+	// Wait bounds the wait of the whole call on the server, so that the
+	// transaction survives; zero: no bound but the context's, whose end may cost
+	// the connection.
+	Wait time.Duration
+}
+
+// Holding is one key that a session holds or waits for, as the server shows it.
+// What a server does not tell is empty.
+type Holding struct {
+	ID          int64     // the key's id, 0 where the server knows names
+	Name        string    // the key's server-side name, empty where it knows ids
+	Mode        Mode      //
+	Waiting     bool      // false: held
+	Session     int64     //
+	Application string    //
+	User        string    //
+	State       string    // what the session does: active, idle, idle in transaction, …
+	Since       time.Time // when the wait began; for a holder, when its transaction or else its session began
+}
+
+// Table names a lock table.
+type Table struct {
+	Schema string // empty: the connection's default
+	Name   string // empty: "locks"
+}
+
+// Migration is one step that creates or changes a lock table.
+type Migration struct {
+	Version  int64
+	Up, Down []string // statements, run in one transaction where the database can
+}

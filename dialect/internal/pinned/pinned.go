@@ -1,0 +1,82 @@
+// Package pinned takes connections out of a database/sql pool for good, so that
+// a session that holds locks can never serve anybody else's queries.
+package pinned
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/dblock-go/dblock/dialect"
+)
+
+// Pool is where pinned connections come from.
+type Pool struct {
+	db   *sql.DB
+	mu   sync.Mutex
+	used int
+}
+
+// NewPool draws connections from db.
+func NewPool(db *sql.DB) *Pool { return &Pool{db: db} }
+
+// Conn is a connection that its session alone uses. It is destroyed in the end,
+// never given back.
+type Conn struct {
+	*sql.Conn
+	pool *Pool
+	once sync.Once
+}
+
+// Take checks a connection out. A pool with a limit keeps at least one for the
+// application's queries: locks that used up the pool would wait for ever for
+// the very code that they guard. The error is then of class Capacity.
+func (p *Pool) Take(ctx context.Context) (*Conn, error) {
+	if err := p.reserve(); err != nil {
+		return nil, err
+	}
+	conn, err := p.db.Conn(ctx)
+	if err != nil {
+		p.unreserve()
+		return nil, err
+	}
+	return &Conn{Conn: conn, pool: p}, nil
+}
+
+func (p *Pool) reserve() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if limit := p.db.Stats().MaxOpenConnections; limit > 0 && p.used >= limit-1 {
+		return &dialect.Error{Class: dialect.Capacity, Hint: fmt.Sprintf(
+			"locks use %d of the pool's %d connections and must leave one for queries: raise SetMaxOpenConns, or open the database by DSN so that locks have connections of their own", p.used, limit)}
+	}
+	p.used++
+	return nil
+}
+
+func (p *Pool) unreserve() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.used--
+}
+
+// Destroy closes the connection to the server. Safe to call again, and after
+// database/sql found out by itself that the connection is dead.
+func (c *Conn) Destroy() error {
+	c.once.Do(c.pool.unreserve)
+	return Destroy(c.Conn)
+}
+
+// Destroy closes a checked-out connection instead of giving it back to its pool;
+// database/sql does so when told that the connection is bad. It waits for a
+// statement that is under way on the connection.
+func Destroy(conn *sql.Conn) error {
+	err := conn.Raw(func(any) error { return driver.ErrBadConn })
+	if errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) {
+		return nil
+	}
+	return err
+}
