@@ -1,0 +1,32 @@
+// Package advisory holds locks that the database keeps for a session
+// (pg_advisory_lock, GET_LOCK, sp_getapplock) or, where it can, for a
+// transaction. They guard what is not a row: a job that must run once, a
+// projector, a file, a call to somebody else's system.
+//
+//	locks, err := advisory.New(db)
+//	defer locks.Close()
+//	err = locks.Do(ctx, func(ctx context.Context) error { … }, dblock.NewKey("projector", "orders"))
+//
+// # What a lock promises
+//
+// A [Lock] lives on a connection of the locker's own, which no query of the
+// application can get. As long as the server keeps that session, nobody else is
+// granted the key. If the session ends (killed by an administrator, by a
+// failover, by the network), the lock ends with it: the locker notices, cancels
+// [Lock.Context] with a cause that matches dblock.ErrLost, and never takes the
+// lock again behind the holder's back.
+//
+// Noticing takes time (see [Options.KeepAlive]), and a paused process notices
+// only when it goes on. What must not be done twice even then belongs into a
+// transaction that checks a fencing number ([Lock.Token]), or under a row lock
+// (package rowlock), which ends with the transaction that does the work.
+//
+// An acquire that returns an error holds nothing. A session whose state is in
+// doubt, after a cancelled wait for instance, is closed and never used again.
+//
+// # Locks are not re-entrant
+//
+// The same key taken twice, even by one goroutine, waits for itself: a holder
+// that needs to know whether it holds a key keeps its Lock at hand. Keys of one
+// call may repeat; they are taken once.
+package advisory

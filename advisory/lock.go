@@ -1,0 +1,148 @@
+package advisory
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/dialect"
+)
+
+// Lock is held from the call that returned it until Release, or until its
+// session is lost. It is safe for concurrent use.
+type Lock struct {
+	session *session
+	keys    []dblock.Key
+	locked  []dialect.Key
+	tokens  []int64 // beside locked; nil without fencing
+	since   time.Time
+
+	ctx        context.Context
+	finish     context.CancelCauseFunc
+	once       sync.Once
+	releaseErr error
+}
+
+// errReleased is why a lock that was given back is not held any more.
+var errReleased = &dialect.Error{Class: dblock.ErrClosed, Err: errors.New("the lock was released")}
+
+func newLock(ctx context.Context, s *session, keys []dblock.Key, locked []dialect.Key, tokens []int64) *Lock {
+	l := &Lock{session: s, keys: keys, locked: locked, tokens: tokens, since: time.Now()}
+	l.ctx, l.finish = context.WithCancelCause(context.WithoutCancel(ctx))
+	return l
+}
+
+// Keys are those of the call, as it gave them.
+func (l *Lock) Keys() []dblock.Key { return slices.Clone(l.keys) }
+
+// Context lasts as long as the lock is held. It carries the values of the
+// context that the lock was taken with, but not its end: a deadline for the wait
+// is none for the work. Its cause is that of [Lock.Err].
+func (l *Lock) Context() context.Context { return l.ctx }
+
+// Done is closed when the lock is not held any more.
+func (l *Lock) Done() <-chan struct{} { return l.ctx.Done() }
+
+// Err is nil while the lock is held, then says why it is not: dblock.ErrLost
+// with what ended the session, or dblock.ErrClosed after Release or after the
+// locker's Close.
+func (l *Lock) Err() error { return context.Cause(l.ctx) }
+
+// Token is the fencing number of the lock's first key, 0 without
+// [Options.Fencing]. It grows with every grant of the key: who refuses a write
+// that carries a smaller number than one seen before is safe from holders that
+// do not know yet that they lost the lock.
+func (l *Lock) Token() int64 {
+	token, _ := l.TokenOf(l.keys[0])
+	return token
+}
+
+// TokenOf is the fencing number of one of the lock's keys; false if the lock was
+// taken without that key or without [Options.Fencing].
+func (l *Lock) TokenOf(key dblock.Key) (int64, bool) {
+	if l.tokens == nil {
+		return 0, false
+	}
+	id := key.ID()
+	i := slices.IndexFunc(l.locked, func(k dialect.Key) bool { return k.ID == id })
+	if i < 0 {
+		return 0, false
+	}
+	return l.tokens[i], true
+}
+
+// Check asks the server whether the lock is held. If it is not, the lock is
+// lost: Check returns dblock.ErrLost and the lock's context ends. The end of ctx
+// ends only the wait for the answer.
+func (l *Lock) Check(ctx context.Context) error {
+	if err := l.Err(); err != nil {
+		return err
+	}
+	err := l.session.useDetached(ctx, func(ctx context.Context) error {
+		held, err := l.session.conn.Held(ctx, l.locked)
+		if err == nil && !held {
+			err = &dialect.Error{Class: dblock.ErrLost, Err: errors.New("the server says that the session does not hold it")}
+		}
+		if err != nil {
+			l.session.lose(err)
+		}
+		return err
+	})
+	if lost := l.Err(); lost != nil {
+		return lost
+	}
+	return dblock.NewError("check", l.session.locker.db, l.keys, err)
+}
+
+// Release gives the keys back. It works with a cancelled ctx, and does not wait
+// for a server that does not answer: the session is then closed, which frees the
+// keys. Calling it again returns the same result.
+//
+// An error says that the lock was not held until now, or may not have been:
+// dblock.ErrLost, dblock.ErrNotHeld, or dblock.ErrClosed after the locker's
+// Close. Either way nothing is held afterwards.
+func (l *Lock) Release(ctx context.Context) error {
+	l.once.Do(func() { l.releaseErr = l.release(ctx) })
+	return l.releaseErr
+}
+
+func (l *Lock) release(ctx context.Context) error {
+	// The holder's context ends before the key is free.
+	l.finish(errReleased)
+	if reason := l.Err(); reason != error(errReleased) {
+		return reason
+	}
+	s := l.session
+	s.remove(l)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
+	defer cancel()
+	err := s.use(bounded, func() error {
+		err := s.conn.Release(bounded, l.locked)
+		if err != nil {
+			s.lose(err)
+		}
+		return err
+	})
+	held := time.Since(l.since)
+	if err != nil {
+		if dialect.ClassOf(err) == "" {
+			err = &dialect.Error{Class: dblock.ErrLost, Err: err}
+		}
+		err = dblock.NewError("release", s.locker.db, l.keys, err)
+		s.locker.observe(ctx, dblock.Event{Kind: dblock.EventLost, Keys: l.keys, Duration: held, Err: err})
+		return err
+	}
+	s.locker.recycle(s)
+	s.locker.observe(ctx, dblock.Event{Kind: dblock.EventReleased, Keys: l.keys, Duration: held})
+	return nil
+}
+
+// observeEnd tells the observer that the session ended under the lock.
+func (l *Lock) observeEnd(reason, closeErr error) {
+	l.session.locker.observe(l.ctx, dblock.Event{
+		Kind: dblock.EventLost, Keys: l.keys, Duration: time.Since(l.since), Err: errors.Join(reason, closeErr),
+	})
+}

@@ -1,0 +1,77 @@
+package advisory
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/dialect"
+)
+
+// Options shape a Locker. A nil *Options means all defaults.
+type Options struct {
+	// Application is the name under which the server's own views show the
+	// locker's sessions. Default: "dblock".
+	Application string
+	// KeepAlive is the time between two signs of life on a session that is
+	// otherwise idle. Where the server's end of a session is heard at once
+	// (PostgreSQL through pgx) it finds dead networks only, default 5 s. Elsewhere
+	// it is how soon any loss is noticed, default 500 ms.
+	KeepAlive time.Duration
+	// WaitLimit bounds the wait of every Lock, in addition to its context.
+	// Default: no limit.
+	WaitLimit time.Duration
+	// Fencing draws a number from the lock table with every grant; see
+	// [Lock.Token]. The table must have been set up. Default: off.
+	Fencing bool
+	// Schema and Table name the lock table for Fencing. Default: "locks" in the
+	// connection's default schema.
+	Schema, Table string
+	// Observer hears of waits, grants, releases and losses. Default: none.
+	Observer dblock.Observer
+}
+
+const (
+	keepAliveHeard   = 5 * time.Second
+	keepAliveDefault = 500 * time.Millisecond
+	keepAliveMin     = 10 * time.Millisecond
+)
+
+// resolve checks the options and fills in the defaults.
+func resolve(db dblock.DB, given []*Options) (Options, error) {
+	var o Options
+	switch {
+	case len(given) > 1:
+		return o, invalid("give at most one Options value, not %d", len(given))
+	case len(given) == 1 && given[0] != nil:
+		o = *given[0]
+	}
+	if o.KeepAlive != 0 && o.KeepAlive < keepAliveMin {
+		return o, invalid("KeepAlive %v: at least %v, or 0 for the default", o.KeepAlive, keepAliveMin)
+	}
+	if o.WaitLimit < 0 {
+		return o, invalid("WaitLimit %v: must not be negative; 0 means no limit", o.WaitLimit)
+	}
+	if o.KeepAlive == 0 {
+		o.KeepAlive = keepAliveDefault
+		if db.Features().HearsLoss {
+			o.KeepAlive = keepAliveHeard
+		}
+	}
+	if o.Application == "" {
+		o.Application = "dblock"
+	}
+	return o, nil
+}
+
+func invalid(format string, args ...any) error {
+	return &dialect.Error{Class: dblock.ErrInvalidOption, Hint: fmt.Sprintf(format, args...)}
+}
+
+// table is where fencing numbers come from, nil if none are wanted.
+func (o *Options) table() *dialect.Table {
+	if !o.Fencing {
+		return nil
+	}
+	return &dialect.Table{Schema: o.Schema, Name: o.Table}
+}

@@ -1,0 +1,192 @@
+package advisory
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/dialect"
+)
+
+const (
+	// settle is how long a session must be unused before its monitor listens, so
+	// that quick successions of calls do not pay for starting and stopping it.
+	settle = 100 * time.Millisecond
+	// answerWithin is how long a server may take for a sign of life or for giving
+	// locks back before the session counts as lost.
+	answerWithin = 4 * time.Second
+)
+
+// session is a connection of the locker's own together with the locks that live
+// on it and the monitor that watches over it.
+type session struct {
+	locker *Locker
+	conn   dialect.Session
+
+	turn    chan struct{} // holds one element while somebody uses conn
+	ended   context.Context
+	end     context.CancelCauseFunc // with the reason; ends the monitor
+	mu      sync.Mutex
+	pending int                // calls that use conn or wait for their turn
+	listen  context.CancelFunc // ends the monitor's Idle, nil while it is not listening
+	locks   map[*Lock]struct{}
+}
+
+func newSession(l *Locker, conn dialect.Session) *session {
+	s := &session{locker: l, conn: conn, turn: make(chan struct{}, 1), locks: map[*Lock]struct{}{}}
+	s.ended, s.end = context.WithCancelCause(context.Background())
+	return s
+}
+
+// use runs call as the only user of the connection.
+func (s *session) use(ctx context.Context, call func() error) error {
+	s.mu.Lock()
+	s.pending++
+	if s.listen != nil {
+		s.listen()
+	}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.pending--
+		s.mu.Unlock()
+	}()
+	select {
+	case s.turn <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-s.turn }()
+	if s.ended.Err() != nil {
+		return context.Cause(s.ended)
+	}
+	return call()
+}
+
+// useDetached is use for statements that a context must not interrupt, since
+// that would cost the connection and every lock on it: when ctx ends the caller
+// goes on, and the statement ends by itself within its own bound.
+func (s *session) useDetached(ctx context.Context, call func(ctx context.Context) error) error {
+	if !s.locker.begin() {
+		return errLockerClosed
+	}
+	result := make(chan error, 1)
+	go func() {
+		defer s.locker.calls.Done()
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
+		defer cancel()
+		result <- s.use(bounded, func() error { return call(bounded) })
+	}()
+	select {
+	case err := <-result:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// monitor listens for the end of the session whenever nobody uses it, until the
+// session ends.
+func (s *session) monitor() {
+	pause := time.NewTimer(settle)
+	defer pause.Stop()
+	for {
+		select {
+		case <-pause.C:
+		case <-s.ended.Done():
+			return
+		}
+		select {
+		case s.turn <- struct{}{}:
+		case <-s.ended.Done():
+			return
+		}
+		interrupted, err := s.listenOnce()
+		switch {
+		case err != nil:
+			s.lose(err)
+		case s.locker.expire(s):
+			s.close(errIdle)
+		}
+		<-s.turn
+		if interrupted {
+			pause.Reset(settle)
+		} else {
+			pause.Reset(0)
+		}
+	}
+}
+
+// listenOnce returns when a call wants the connection, or after a sign of life.
+func (s *session) listenOnce() (interrupted bool, err error) {
+	s.mu.Lock()
+	if s.pending > 0 || s.ended.Err() != nil {
+		s.mu.Unlock()
+		return true, nil
+	}
+	ctx, cancel := context.WithTimeout(s.ended, s.locker.options.KeepAlive)
+	defer cancel()
+	s.listen = cancel
+	s.mu.Unlock()
+
+	err = s.conn.Idle(ctx)
+
+	s.mu.Lock()
+	s.listen = nil
+	interrupted = s.pending > 0
+	s.mu.Unlock()
+	if err != nil || interrupted {
+		return interrupted, err
+	}
+	ctx, cancel = context.WithTimeout(context.Background(), answerWithin)
+	defer cancel()
+	return false, s.conn.Ping(ctx)
+}
+
+// lose ends the session because of an error. The caller has the turn.
+func (s *session) lose(cause error) {
+	if dialect.ClassOf(cause) != dblock.ErrLost {
+		cause = &dialect.Error{Class: dblock.ErrLost, Err: cause}
+	}
+	s.close(cause)
+}
+
+// close ends the session for the reason given and everything on it: first the
+// holders hear of it, then the server. The caller has the turn.
+func (s *session) close(reason error) {
+	s.mu.Lock()
+	if s.ended.Err() != nil {
+		s.mu.Unlock()
+		return
+	}
+	s.end(reason)
+	locks := s.locks
+	s.locks = nil
+	s.mu.Unlock()
+	for lock := range locks {
+		lock.finish(dblock.NewError("hold", s.locker.db, lock.keys, reason))
+	}
+	s.locker.forget(s)
+	closeErr := s.conn.Close()
+	for lock := range locks {
+		lock.observeEnd(reason, closeErr)
+	}
+}
+
+// add puts a lock on the session; false if the session has ended meanwhile.
+func (s *session) add(lock *Lock) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended.Err() != nil {
+		return false
+	}
+	s.locks[lock] = struct{}{}
+	return true
+}
+
+func (s *session) remove(lock *Lock) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.locks, lock)
+}

@@ -1,0 +1,64 @@
+package deadlock
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/dialect"
+)
+
+// Order turns the keys of one call into the advisory locks that the database
+// takes for them, in the one global order in which every call takes them, so
+// that calls for several keys cannot deadlock each other. Keys that stand for
+// the same lock, even by a collision of hashes, are merged; the exclusive mode
+// wins. It is the order of package advisory, exported for code that locks by
+// itself.
+//
+// Errors: [dblock.ErrInvalidKey], and [dblock.ErrUnsupported] for shared keys
+// where the database has no shared mode.
+func Order(db dblock.DB, keys ...dblock.Key) ([]dialect.Key, error) {
+	features := db.Features()
+	byLock := byID
+	if features.ByName {
+		byLock = byName
+	}
+	return order(db, keys, features.Scope, features.Shared, byLock)
+}
+
+// OrderRows is [Order] for the rows of a lock table, which are always locked by
+// the key's id and exclusively.
+func OrderRows(db dblock.DB, keys ...dblock.Key) ([]dialect.Key, error) {
+	return order(db, keys, "", false, byID)
+}
+
+func byID(a, b dialect.Key) int   { return cmp.Compare(a.ID, b.ID) }
+func byName(a, b dialect.Key) int { return strings.Compare(a.Name, b.Name) }
+
+func order(db dblock.DB, keys []dblock.Key, scope string, shared bool, byLock func(a, b dialect.Key) int) ([]dialect.Key, error) {
+	switch {
+	case len(keys) == 0:
+		return nil, &dialect.Error{Class: dblock.ErrInvalidKey, Hint: "name at least one key"}
+	case len(keys) > dblock.MaxKeys:
+		return nil, &dialect.Error{Class: dblock.ErrInvalidKey,
+			Hint: fmt.Sprintf("%d keys in one call, at most %d: lock something coarser", len(keys), dblock.MaxKeys)}
+	}
+	ordered := make([]dialect.Key, len(keys))
+	for i, k := range keys {
+		if !k.Valid() {
+			return nil, &dialect.Error{Class: dblock.ErrInvalidKey,
+				Hint: fmt.Sprintf("key %d of %d is empty", i+1, len(keys))}
+		}
+		if k.Mode() == dblock.Shared && !shared {
+			return nil, &dialect.Error{Class: dblock.ErrUnsupported,
+				Hint: fmt.Sprintf("no shared mode on %s for key %s: lock it exclusively", db.Name(), k)}
+		}
+		ordered[i] = k.Resolve(scope)
+	}
+	slices.SortStableFunc(ordered, func(a, b dialect.Key) int {
+		return cmp.Or(byLock(a, b), cmp.Compare(a.Mode, b.Mode))
+	})
+	return slices.CompactFunc(ordered, func(a, b dialect.Key) bool { return byLock(a, b) == 0 }), nil
+}
