@@ -169,8 +169,11 @@ func (s *fakeSession) Acquire(ctx context.Context, r dialect.Request) ([]int64, 
 	return tokens, nil
 }
 
-func (s *fakeSession) Release(_ context.Context, keys []dialect.Key) error {
+func (s *fakeSession) Release(ctx context.Context, keys []dialect.Key) error {
 	defer s.alone()()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	f := s.server
 	f.mu.Lock()
 	defer f.mu.Unlock()

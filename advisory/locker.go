@@ -250,7 +250,7 @@ func (l *Locker) session(ctx context.Context) (s *session, reused bool, err erro
 // recycle keeps a session that is known to hold nothing for the next call.
 func (l *Locker) recycle(s *session) {
 	l.mu.Lock()
-	if !l.closed && s.ended.Err() == nil && len(l.idle) < maxIdle {
+	if s.ended.Err() == nil && len(l.idle) < maxIdle {
 		l.idle = append(l.idle, idleSession{s, time.Now()})
 		l.mu.Unlock()
 		return
