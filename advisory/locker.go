@@ -285,6 +285,10 @@ func (l *Locker) forget(s *session) {
 
 // failure says why an acquire failed: for which time, and who is in the way.
 func (l *Locker) failure(wait context.Context, op string, keys []dblock.Key, locked []dialect.Key, began time.Time, err error) error {
+	// A driver's own timer may be a little ahead of the context's.
+	if deadline, ok := wait.Deadline(); ok && time.Until(deadline) <= 0 {
+		<-wait.Done()
+	}
 	if wait.Err() != nil {
 		err = ended(wait, time.Since(began), err)
 	}

@@ -182,8 +182,7 @@ type OwnedTx interface {
 	Tx
 	// Native is the driver's own transaction: *sql.Tx or pgx.Tx.
 	Native() any
-	// Commit returns an error that matches sql.ErrTxDone if the transaction has
-	// ended already.
+	// Commit returns an error of class Closed if the transaction has ended already.
 	Commit(ctx context.Context) error
 	// Rollback does nothing after Commit, or if the transaction has ended
 	// otherwise.

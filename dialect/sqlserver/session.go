@@ -1,0 +1,221 @@
+package sqlserver
+
+import (
+	"context"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/dialect/internal/pinned"
+)
+
+// session is a connection that holds application locks.
+type session struct {
+	conn    *sql.Conn
+	destroy func() error
+	id      int32
+}
+
+// OpenSession takes a connection out of the pool for good.
+//
+// The application's name goes into the session's CONTEXT_INFO, which
+// sys.dm_exec_sessions shows to others, since program_name is fixed at login.
+// KeepAlive changes nothing: SQL Server does not end idle sessions.
+func (d *DB) OpenSession(ctx context.Context, o dialect.SessionOptions) (dialect.Session, error) {
+	if o.KeepAlive < 0 {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "KeepAlive is negative"}
+	}
+	conn, err := d.pool.Take(ctx)
+	if err != nil {
+		return nil, connectError(ctx, err)
+	}
+	s, err := newSession(ctx, conn.Conn, conn.Destroy, ownSettings+"SET CONTEXT_INFO "+contextInfo(o.Application)+";")
+	if err != nil {
+		return nil, errors.Join(connectError(ctx, err), conn.Destroy())
+	}
+	return s, nil
+}
+
+// OnConn changes no setting of the connection.
+func (d *DB) OnConn(ctx context.Context, conn *sql.Conn) (dialect.Session, error) {
+	if conn == nil {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "the *sql.Conn is nil"}
+	}
+	s, err := newSession(ctx, conn, func() error { return pinned.Destroy(conn) }, "")
+	if err != nil {
+		return nil, classify(ctx, err)
+	}
+	return s, nil
+}
+
+// ownSettings make a session independent of what the server's configuration or
+// the pool's SessionInitSQL has set.
+const ownSettings = "SET XACT_ABORT OFF; SET IMPLICIT_TRANSACTIONS OFF; SET LOCK_TIMEOUT -1; SET TRANSACTION ISOLATION LEVEL READ COMMITTED; "
+
+// newSession learns the session's id. Its statement has no parameters: only then
+// do settings outlive it.
+func newSession(ctx context.Context, conn *sql.Conn, destroy func() error, settings string) (*session, error) {
+	s := &session{conn: conn, destroy: destroy}
+	rows, err := conn.QueryContext(ctx, settings+"SELECT CONVERT(int, @@SPID);")
+	if err != nil {
+		return nil, err
+	}
+	if err := readOne(rows, &s.id); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// readOne reads the one row of a result to its end: go-mssqldb interrupts a
+// statement whose rows are closed earlier.
+func readOne(rows *sql.Rows, into ...any) error {
+	defer rows.Close()
+	n := 0
+	for ; rows.Next(); n++ {
+		if err := rows.Scan(into...); err != nil {
+			return err
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	if n != 1 {
+		return fmt.Errorf("%d rows instead of one", n)
+	}
+	return rows.Close()
+}
+
+// contextMark begins the CONTEXT_INFO of a session of dblock, so that the bytes
+// of other software are not taken for a name.
+const contextMark = "dblock:"
+
+// contextInfo is a binary literal of at most 128 bytes.
+func contextInfo(application string) string {
+	if application == "" {
+		application = "dblock"
+	}
+	info := contextMark + application
+	if len(info) > 128 {
+		info = info[:128]
+		for !utf8.ValidString(info) && len(info) > len(contextMark) {
+			info = info[:len(info)-1]
+		}
+	}
+	return "0x" + hex.EncodeToString([]byte(info))
+}
+
+// applicationOf is the inverse of contextInfo; the server may pad with zeros.
+func applicationOf(info []byte, program string) string {
+	if name, ok := strings.CutPrefix(string(info), contextMark); ok {
+		return strings.TrimRight(name, "\x00")
+	}
+	return program
+}
+
+// ID is @@SPID.
+func (s *session) ID() int64 { return int64(s.id) }
+
+func (s *session) locks() appLocks { return appLocks{on: s.conn, owner: ownedBySession} }
+
+// Acquire needs one round trip for any number of keys, fencing numbers included,
+// and one more to give back what a failed call was granted. The driver answers
+// the end of ctx by interrupting the server's wait, for which it takes 5 s at
+// most if the server does not confirm that.
+func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, error) {
+	fences, err := s.acquire(ctx, r)
+	if err != nil {
+		return nil, classify(ctx, err)
+	}
+	return fences, nil
+}
+
+func (s *session) acquire(ctx context.Context, r dialect.Request) ([]int64, error) {
+	p, err := pack(r.Keys)
+	if err != nil {
+		return nil, err
+	}
+	var rows *rowBatch
+	if r.Fence != nil {
+		rows = &rowBatch{table: *r.Fence, fence: true, try: r.Try}
+	}
+	g, err := s.locks().acquire(ctx, p, waitMillis(ctx, r.Try, 0), rows)
+	if err != nil {
+		return nil, s.rowBusy(ctx, r, err)
+	}
+	if err := s.same(g.session); err != nil {
+		return nil, err
+	}
+	if failure := g.failure(r.Keys, r.Try); failure != nil {
+		if err := s.locks().undo(ctx, r.Keys[:g.granted]); err != nil {
+			return nil, err
+		}
+		return nil, failure
+	}
+	if rows == nil {
+		return nil, nil
+	}
+	fences, err := rows.finish(ctx, s.conn, s.conn, p, r.Keys)
+	if err != nil {
+		return nil, s.rowBusy(ctx, r, err)
+	}
+	return fences, nil
+}
+
+// rowBusy is for a try that got all keys but found the lock table's row of one
+// locked by a transaction: that, too, is not acquired.
+func (s *session) rowBusy(ctx context.Context, r dialect.Request, cause error) error {
+	if !r.Try || !hasNumber(cause, errLockTimeout) {
+		return cause
+	}
+	if err := s.locks().undo(ctx, r.Keys); err != nil {
+		return err
+	}
+	return notAcquired(cause)
+}
+
+// Release gives the last key back first.
+func (s *session) Release(ctx context.Context, keys []dialect.Key) error {
+	id, err := s.locks().release(ctx, keys)
+	if err != nil {
+		return classify(ctx, err)
+	}
+	return s.same(id)
+}
+
+// Held asks APPLOCK_MODE.
+func (s *session) Held(ctx context.Context, keys []dialect.Key) (bool, error) {
+	held, id, err := s.locks().held(ctx, keys)
+	if err != nil {
+		return false, classify(ctx, err)
+	}
+	if err := s.same(id); err != nil {
+		return false, err
+	}
+	return held, nil
+}
+
+// same is an error if another session answered than the one that holds the locks.
+func (s *session) same(id int32) error {
+	if id == s.id {
+		return nil
+	}
+	return &dialect.Error{Class: dialect.Unsafe,
+		Hint: "something between here and the server gives one connection several sessions: connect to the server directly",
+		Err:  fmt.Errorf("session %d answered instead of session %d", id, s.id)}
+}
+
+// Idle only waits: the server says nothing until it is asked.
+func (s *session) Idle(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+// Ping runs the driver's SELECT 1.
+func (s *session) Ping(ctx context.Context) error { return classify(ctx, s.conn.PingContext(ctx)) }
+
+// Close closes the connection; the server then ends the session.
+func (s *session) Close() error { return s.destroy() }

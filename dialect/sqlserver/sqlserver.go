@@ -1,0 +1,146 @@
+// Package sqlserver makes dblock lock with SQL Server and Azure SQL.
+//
+// Advisory locks are application locks: [sp_getapplock], owned by a session or
+// by a transaction, in the mode Exclusive or Shared. Their names are confined to
+// the current database. Row locks are UPDLOCK and HOLDLOCK on the rows of a lock
+// table. SQL Server 2012 or newer is needed; listing holders needs the
+// permission VIEW SERVER STATE.
+//
+// What an application should know:
+//
+//   - Session locks end when the session does: on a failover of an availability
+//     group and on the idle timeout of Azure SQL's gateway (about 30 minutes),
+//     which package advisory's keep-alive prevents. Ask for fencing numbers where
+//     a failover must not let a stale holder write.
+//   - A deadlock among application locks keeps the transaction; one that involves
+//     rows rolls all of it back.
+//   - The pool must use the driver name "sqlserver", not the deprecated "mssql",
+//     which rewrites the text of queries.
+//
+// [sp_getapplock]: https://learn.microsoft.com/sql/relational-databases/system-stored-procedures/sp-getapplock-transact-sql
+package sqlserver
+
+import (
+	"context"
+	"database/sql"
+	"strings"
+
+	mssql "github.com/microsoft/go-mssqldb"
+
+	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/dialect/internal/pinned"
+)
+
+// Options change how a database is opened. A nil *Options means the defaults.
+type Options struct {
+	// AllowUnsafe opens a database on which locks may not exclude, such as a
+	// read-only replica, and does without the probe that shows that they do.
+	// Default: false, such a database is refused with class dialect.Unsafe.
+	AllowUnsafe bool
+}
+
+// DB locks with a SQL Server database. It implements [dialect.DB] and
+// [dialect.TxLocker].
+type DB struct {
+	db   *sql.DB
+	pool *pinned.Pool
+	own  bool // db was opened here
+}
+
+var (
+	_ dialect.DB       = (*DB)(nil)
+	_ dialect.TxLocker = (*DB)(nil)
+)
+
+// New locks with the database of a pool of go-mssqldb. Sessions that hold
+// advisory locks take connections out of this pool, which stays the caller's to
+// close; if it has a limit, they leave at least one for queries.
+//
+// Before anything is changed New looks at what is behind the pool. Errors:
+// dialect.InvalidOption for a nil pool or more than one Options, Unavailable,
+// and Unsafe or Unsupported for what cannot be promised there. A pool of a single
+// connection is good for rows and transactions only: a session is refused with
+// class dialect.Capacity.
+func New(ctx context.Context, db *sql.DB, opts ...*Options) (*DB, error) {
+	o, err := options(opts)
+	if err != nil {
+		return nil, err
+	}
+	if db == nil {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "the *sql.DB is nil"}
+	}
+	d := &DB{db: db, pool: pinned.NewPool(db)}
+	if err := d.probe(ctx, o.AllowUnsafe); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// Open is New with a pool of its own, without a limit, which Close closes. The
+// DSN is a URL as go-mssqldb takes it:
+// sqlserver://user:password@host:1433?database=name. A DSN that cannot be read
+// gives an error of class dialect.InvalidOption that does not repeat it.
+func Open(ctx context.Context, dsn string, opts ...*Options) (*DB, error) {
+	if !strings.HasPrefix(dsn, "sqlserver://") {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: dsnHint}
+	}
+	connector, err := mssql.NewConnector(dsn)
+	if err != nil {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: dsnHint, Err: err}
+	}
+	db := sql.OpenDB(connector)
+	d, err := New(ctx, db, opts...)
+	if err != nil {
+		db.Close()
+		return nil, err
+	}
+	d.own = true
+	return d, nil
+}
+
+const dsnHint = "write sqlserver://user:password@host:1433?database=name, special characters percent-encoded"
+
+func options(opts []*Options) (Options, error) {
+	switch {
+	case len(opts) > 1:
+		return Options{}, &dialect.Error{Class: dialect.InvalidOption, Hint: "more than one Options"}
+	case len(opts) == 0 || opts[0] == nil:
+		return Options{}, nil
+	}
+	return *opts[0], nil
+}
+
+// Name is sqlserver.
+func (d *DB) Name() string { return "sqlserver" }
+
+// Features: application locks are found by name within one database, and SQL
+// Server does not tell a quiet client that its session was ended.
+func (d *DB) Features() dialect.Features {
+	return dialect.Features{ByName: true, Shared: true, Transaction: true}
+}
+
+// SQL is the pool.
+func (d *DB) SQL() *sql.DB { return d.db }
+
+// Close closes the pool if Open made it.
+func (d *DB) Close() error {
+	if !d.own {
+		return nil
+	}
+	return d.db.Close()
+}
+
+// quote makes an identifier of a name.
+func quote(name string) string { return mssql.TSQLQuoter{}.ID(name) }
+
+// tableName is the quoted name of a lock table.
+func tableName(t dialect.Table) string {
+	name := t.Name
+	if name == "" {
+		name = "locks"
+	}
+	if t.Schema == "" {
+		return quote(name)
+	}
+	return quote(t.Schema) + "." + quote(name)
+}
