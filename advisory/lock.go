@@ -35,6 +35,15 @@ func newLock(ctx context.Context, s *session, keys []dblock.Key, locked []dialec
 	return l
 }
 
+type lockInContext struct{}
+
+// FromContext is the lock that the innermost [Locker.Do] around the caller holds;
+// false outside of any.
+func FromContext(ctx context.Context) (*Lock, bool) {
+	lock, ok := ctx.Value(lockInContext{}).(*Lock)
+	return lock, ok
+}
+
 // Keys are those of the call, as it gave them.
 func (l *Lock) Keys() []dblock.Key { return slices.Clone(l.keys) }
 

@@ -85,7 +85,8 @@ func (l *Locker) TryLock(ctx context.Context, keys ...dblock.Key) (*Lock, error)
 
 // Do runs fn while it holds the keys. The context that fn gets ends with ctx and
 // with the lock; its cause tells which. The lock is released when fn returns or
-// panics; a panic goes on.
+// panics; a panic goes on. [FromContext] gives fn the lock itself, for its fencing
+// number.
 //
 // Do returns the error of fn joined with that of the release: a lock that was
 // lost in the meantime is an error even if fn returned nil, since part of fn
@@ -95,7 +96,7 @@ func (l *Locker) Do(ctx context.Context, fn func(ctx context.Context) error, key
 	if err != nil {
 		return err
 	}
-	guarded, cancel := context.WithCancelCause(ctx)
+	guarded, cancel := context.WithCancelCause(context.WithValue(ctx, lockInContext{}, lock))
 	stop := context.AfterFunc(lock.Context(), func() { cancel(lock.Err()) })
 	defer func() {
 		stop()

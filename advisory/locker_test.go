@@ -174,6 +174,22 @@ func TestDoEndsWithItsContext(t *testing.T) {
 	}
 }
 
+func TestDoGivesItsFunctionTheLock(t *testing.T) {
+	l := newLocker(t, newFakeServer(), &advisory.Options{Fencing: true})
+	if _, ok := advisory.FromContext(t.Context()); ok {
+		t.Error("a lock outside of Do")
+	}
+	err := l.Do(t.Context(), func(ctx context.Context) error {
+		if lock, ok := advisory.FromContext(ctx); !ok || lock.Token() != 1 {
+			t.Errorf("lock %+v, %v", lock, ok)
+		}
+		return nil
+	}, key)
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 func TestPanicReleasesAndGoesOn(t *testing.T) {
 	f := newFakeServer()
 	l := newLocker(t, f, nil)

@@ -1,0 +1,5 @@
+-- +goose Up
+CREATE TABLE accounts (id bigint PRIMARY KEY, currency text);
+
+-- +goose Down
+DROP TABLE accounts;
