@@ -1,0 +1,47 @@
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+# Platforms that the code is built for, besides this machine's.
+PLATFORMS := darwin/arm64 windows/amd64 linux/arm64
+# The root module, and those beside it whose dependencies stay out of users' go.sum.
+MODULES := $(sort $(dir $(shell find . -name go.mod -not -path '*/testdata/*')))
+
+# Runs a command in every module and fails if it failed in one.
+in_modules = @status=0; for module in $(MODULES); do \
+	echo "== $$module: $(1)"; (cd $$module && $(1)) || status=1; done; exit $$status
+
+.PHONY: help test servers check fmt vet staticcheck cross tidy go-version demo
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+test: servers ## run all tests, on real servers
+	$(call in_modules,go test -race -count=1 -timeout 10m ./...)
+
+servers: ## install the database servers that the tests use
+	-@scripts/install-servers
+
+check: fmt go-version tidy vet staticcheck cross ## check everything but the tests
+
+fmt: ## check the formatting
+	@echo "== gofmt"; files=$$(gofmt -l .); \
+	if [ -n "$$files" ]; then echo "not formatted; run gofmt -w on:"; echo "$$files"; exit 1; fi
+
+go-version: ## check that the modules ask for no newer Go than they promise
+	$(call in_modules,grep -q '^go 1\.25\.' go.mod && ! grep -q '^toolchain' go.mod)
+
+tidy: ## check that go.mod and go.sum are tidy
+	$(call in_modules,go mod tidy -diff)
+
+vet: ## run go vet
+	$(call in_modules,go vet ./...)
+
+# It may need a newer Go than the modules.
+staticcheck: ## run staticcheck
+	$(call in_modules,GOTOOLCHAIN=auto go run $(STATICCHECK) ./...)
+
+cross: ## build and vet for other platforms
+	@status=0; for platform in $(PLATFORMS); do export GOOS=$${platform%/*} GOARCH=$${platform#*/}; \
+	echo "== $$platform"; go build ./... || status=1; \
+	for module in $(MODULES); do (cd $$module && go vet ./...) || status=1; done; done; exit $$status
+
+demo: ## show the three uses at work
+	go run ./cmd/dblock demo
