@@ -1,0 +1,101 @@
+package mysql
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/dblock-go/dblock/dialect"
+)
+
+// flavor is what differs between the two servers.
+type flavor struct {
+	name string
+	// oldest is the first version with the setting statementLimit. Somewhat older
+	// ones let a second GET_LOCK silently release the first.
+	oldest []int
+	// statementLimit is the setting that would end a wait for an advisory lock.
+	statementLimit string
+	// inspect lists the advisory locks of the given keys, or all.
+	inspect func(ctx context.Context, conn dialect.Querier, keys []dialect.Key) ([]dialect.Holding, error)
+	// errors are the numbers that the other server uses for something else.
+	errors map[uint16]meaning
+}
+
+var mysqlFlavor = flavor{
+	name:           "mysql",
+	oldest:         []int{5, 7, 8},
+	statementLimit: "max_execution_time", // https://dev.mysql.com/doc/refman/en/server-system-variables.html#sysvar_max_execution_time
+	inspect:        inspectMySQL,
+	errors:         mysqlErrors,
+}
+
+var mariadbFlavor = flavor{
+	name:           "mariadb",
+	oldest:         []int{10, 1, 1},
+	statementLimit: "max_statement_time", // https://mariadb.com/docs/server/ha-and-performance/optimization-and-tuning/query-optimizations/aborting-statements
+	inspect:        inspectMariaDB,
+	errors:         mariadbErrors,
+}
+
+// flavorOf tells the servers apart by version() and version_comment: either may
+// have been changed by who built the server.
+func flavorOf(version, comment string) *flavor {
+	if strings.Contains(strings.ToLower(version+comment), "mariadb") {
+		return &mariadbFlavor
+	}
+	return &mysqlFlavor
+}
+
+// lookAlike names a server that speaks MySQL's protocol but is another one, and
+// what its locks lack; it is empty for MySQL and MariaDB themselves.
+func lookAlike(version string) string {
+	switch v := strings.ToLower(version); {
+	case strings.Contains(v, "tidb"):
+		// https://docs.pingcap.com/tidb/stable/locking-functions
+		return "TiDB does not detect deadlocks of GET_LOCK and ends its waits after an hour"
+	case strings.Contains(v, "vitess"), strings.Contains(v, "planetscale"):
+		// https://vitess.io/docs/reference/compatibility/mysql-compatibility/
+		return "Vitess keeps GET_LOCK on one shard, on a reserved connection that it may end"
+	}
+	return ""
+}
+
+// tooOld is empty if the version is recent enough.
+func (f *flavor) tooOld(version string) string {
+	if slices.Compare(numbers(version), f.oldest) >= 0 {
+		return ""
+	}
+	oldest := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(f.oldest)), "."), "[]")
+	return fmt.Sprintf("version %s does not hold several locks in one session: upgrade to %s or newer", version, oldest)
+}
+
+// numbers are the first three of a version such as 10.11.19-MariaDB-0+deb12u1.
+func numbers(version string) []int {
+	release, _, _ := strings.Cut(version, "-")
+	var list []int
+	for part := range strings.SplitSeq(release, ".") {
+		n, err := strconv.Atoi(part)
+		if err != nil {
+			break
+		}
+		list = append(list, n)
+	}
+	return list[:min(len(list), 3)]
+}
+
+// settings is the statement that makes a connection of the application's pool
+// fit for a session: nothing but its owner may end its waits, its writes commit
+// by themselves, and the server's views show whose it is.
+func (f *flavor) settings(o dialect.SessionOptions) string {
+	application := cmp.Or(o.Application, defaultApplication)
+	text := fmt.Sprintf("SET SESSION autocommit = 1, %s = 0, @%s = _utf8mb4 X'%X', @%s = UNIX_TIMESTAMP()",
+		f.statementLimit, applicationVariable, application, sinceVariable)
+	if o.KeepAlive > 0 {
+		text += fmt.Sprintf(", wait_timeout = %d", seconds(missedSigns*min(o.KeepAlive, longestWait/missedSigns)))
+	}
+	return text
+}

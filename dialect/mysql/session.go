@@ -1,0 +1,142 @@
+package mysql
+
+import (
+	"context"
+	"database/sql"
+	"time"
+
+	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/dialect/internal/pinned"
+)
+
+const (
+	defaultApplication = "dblock"
+	// User variables of a session, which MySQL shows to others in
+	// performance_schema.user_variables_by_thread.
+	applicationVariable = "dblock_application"
+	sinceVariable       = "dblock_since"
+	// missedSigns is how many signs of life may fail to come before the server
+	// ends the session.
+	missedSigns = 4
+	// cleanUpWithin bounds what must be done although the caller's context ended.
+	cleanUpWithin = 2 * time.Second
+	// readWrite undoes a read-only default of the pool, which would refuse fencing
+	// numbers.
+	readWrite = "SET SESSION TRANSACTION READ WRITE"
+)
+
+// session implements dialect.Session on a connection.
+type session struct {
+	db        *DB
+	conn      *sql.Conn
+	destroy   func() error
+	thread    thread
+	abandoned bool // the client went away from a statement that the server may still run
+	closed    bool
+}
+
+// OpenSession takes a connection out of the pool for good. The server ends the
+// session when it hears nothing for four times o.KeepAlive, by wait_timeout.
+func (db *DB) OpenSession(ctx context.Context, o dialect.SessionOptions) (dialect.Session, error) {
+	conn, err := db.pinned.Take(ctx)
+	if err != nil {
+		return nil, db.failure(ctx, err)
+	}
+	s := &session{db: db, conn: conn.Conn, destroy: conn.Destroy}
+	if err := s.start(ctx, db.flavor.settings(o), readWrite); err != nil {
+		conn.Destroy()
+		return nil, db.failure(ctx, err)
+	}
+	return s, nil
+}
+
+// OnConn changes no setting of the connection.
+func (db *DB) OnConn(ctx context.Context, conn *sql.Conn) (dialect.Session, error) {
+	s := &session{db: db, conn: conn, destroy: func() error { return pinned.Destroy(conn) }}
+	if err := s.start(ctx); err != nil {
+		return nil, db.failure(ctx, err)
+	}
+	return s, nil
+}
+
+func (s *session) start(ctx context.Context, settings ...string) (err error) {
+	for _, statement := range settings {
+		if _, err := s.conn.ExecContext(ctx, statement); err != nil {
+			return err
+		}
+	}
+	s.thread, err = threadOf(ctx, s.conn)
+	return err
+}
+
+func (s *session) ID() int64 { return s.thread.id }
+
+// Idle only waits: the driver does not read while no statement is under way.
+func (s *session) Idle(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+func (s *session) Ping(ctx context.Context) error {
+	return s.failure(ctx, s.conn.PingContext(ctx))
+}
+
+// Close ends the connection, and on the server a statement that was abandoned.
+func (s *session) Close() error {
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	err := s.destroy()
+	if s.abandoned {
+		s.db.kill(s.thread)
+	}
+	return s.db.Classify(err)
+}
+
+// failure is DB.failure, and remembers what it means for Close.
+func (s *session) failure(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		s.abandoned = true
+	}
+	return s.db.failure(ctx, err)
+}
+
+// thread is a connection as the server sees it.
+type thread struct {
+	id     int64
+	server string // ids are the server's own, and a pool may reach several servers
+}
+
+// threadOf asks for the connection behind q. The query opens no read view in a
+// transaction of q, since it reads no table.
+func threadOf(ctx context.Context, q dialect.Querier) (thread, error) {
+	var t thread
+	_, err := queryRow(ctx, q, "SELECT CONNECTION_ID(), CONCAT_WS(':', @@hostname, @@port, @@server_id)", &t.id, &t.server)
+	return t, err
+}
+
+// queryRow reads the first row of the text protocol, and all errors that may
+// follow it.
+func queryRow(ctx context.Context, q dialect.Querier, query string, dest ...any) (found bool, err error) {
+	rows, err := q.QueryContext(ctx, query)
+	if err != nil {
+		return false, err
+	}
+	defer rows.Close()
+	if rows.Next() {
+		found = true
+		if err := rows.Scan(dest...); err != nil {
+			return false, err
+		}
+	}
+	if err := rows.Close(); err != nil {
+		return false, err
+	}
+	return found, rows.Err()
+}
+
+// seconds rounds up what is at most longestWait.
+func seconds(d time.Duration) int64 {
+	return int64((d + time.Second - 1) / time.Second)
+}

@@ -1,0 +1,166 @@
+package postgres
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/dblock-go/dblock/dialect"
+)
+
+func details(t *testing.T, err error) *dialect.Error {
+	t.Helper()
+	var e *dialect.Error
+	if !errors.As(err, &e) {
+		t.Fatalf("%v (%T) has no class", err, err)
+	}
+	return e
+}
+
+func TestClassifyCodes(t *testing.T) {
+	for code, want := range map[string]struct {
+		class   dialect.Class
+		remains dialect.Remains
+	}{
+		"55P03": {dialect.Timeout, dialect.RemainsAborted},
+		"57014": {dialect.Canceled, dialect.RemainsAborted},
+		"40P01": {dialect.Deadlock, dialect.RemainsAborted},
+		"40001": {dialect.Serialization, dialect.RemainsAborted},
+		"25P01": {dialect.Unsupported, dialect.RemainsAborted},
+		"25P02": {dialect.Unsupported, dialect.RemainsAborted},
+		"25006": {dialect.Setup, dialect.RemainsAborted},
+		"25P03": {dialect.Lost, dialect.RemainsNothing},
+		"25P04": {dialect.Lost, dialect.RemainsNothing},
+		"57P01": {dialect.Lost, dialect.RemainsNothing},
+		"57P02": {dialect.Lost, dialect.RemainsNothing},
+		"57P03": {dialect.Unavailable, dialect.RemainsAborted},
+		"57P04": {dialect.Lost, dialect.RemainsNothing},
+		"57P05": {dialect.Lost, dialect.RemainsNothing},
+		"08000": {dialect.Lost, dialect.RemainsNothing},
+		"08006": {dialect.Lost, dialect.RemainsNothing},
+		"08P01": {dialect.Lost, dialect.RemainsNothing},
+		"28P01": {dialect.Unavailable, dialect.RemainsAborted},
+		"28000": {dialect.Unavailable, dialect.RemainsAborted},
+		"3D000": {dialect.Unavailable, dialect.RemainsAborted},
+		"53200": {dialect.Capacity, dialect.RemainsAborted},
+		"53300": {dialect.Capacity, dialect.RemainsAborted},
+		"42501": {dialect.Denied, dialect.RemainsAborted},
+		"42P01": {dialect.Setup, dialect.RemainsAborted},
+		"3F000": {dialect.Setup, dialect.RemainsAborted},
+	} {
+		cause := &pgconn.PgError{Code: code, Message: "as the server says"}
+		err := explain(fmt.Errorf("wrapped: %w", cause))
+		e := details(t, err)
+		if e.Class != want.class || e.Remains != want.remains || e.Code != code {
+			t.Errorf("%s: %+v, want %+v", code, e, want)
+		}
+		if !errors.Is(err, want.class) || !errors.Is(err, cause) || !strings.Contains(err.Error(), cause.Message) {
+			t.Errorf("%s: %v hides class or cause", code, err)
+		}
+	}
+}
+
+func TestClassifyWithoutCode(t *testing.T) {
+	for _, test := range []struct {
+		err     error
+		class   dialect.Class
+		remains dialect.Remains
+	}{
+		{context.Canceled, dialect.Canceled, dialect.RemainsUnknown},
+		{context.DeadlineExceeded, dialect.Timeout, dialect.RemainsUnknown},
+		{io.EOF, dialect.Lost, dialect.RemainsNothing},
+		{io.ErrUnexpectedEOF, dialect.Lost, dialect.RemainsNothing},
+		{net.ErrClosed, dialect.Lost, dialect.RemainsNothing},
+		{&net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)}, dialect.Lost, dialect.RemainsNothing},
+		{driver.ErrBadConn, dialect.Lost, dialect.RemainsNothing},
+		{sql.ErrConnDone, dialect.Lost, dialect.RemainsNothing},
+		{pgconn.ErrConnClosed, dialect.Lost, dialect.RemainsNothing},
+		{sql.ErrTxDone, dialect.Closed, dialect.RemainsNothing},
+		{pgx.ErrTxClosed, dialect.Closed, dialect.RemainsNothing},
+	} {
+		e := details(t, explain(fmt.Errorf("wrapped: %w", test.err)))
+		if e.Class != test.class || e.Remains != test.remains || !errors.Is(e, test.err) {
+			t.Errorf("%v: %+v", test.err, e)
+		}
+	}
+}
+
+func TestClassifyKeepsWhatHasNoMeaning(t *testing.T) {
+	known := &dialect.Error{Class: dialect.NotHeld}
+	for _, err := range []error{nil, known, fmt.Errorf("wrapped: %w", known), errors.New("anything"), &pgconn.PgError{Code: "42601"}} {
+		if got := explain(err); got != err {
+			t.Errorf("%v became %v", err, got)
+		}
+	}
+}
+
+func TestEndOfTheContextIsTheCauseOfWhatFollowsFromIt(t *testing.T) {
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	expired, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	for _, test := range []struct {
+		ctx   context.Context
+		err   error
+		class dialect.Class
+	}{
+		{t.Context(), driver.ErrBadConn, dialect.Lost},
+		{canceled, driver.ErrBadConn, dialect.Canceled},
+		{expired, driver.ErrBadConn, dialect.Timeout},
+		{expired, &pgconn.PgError{Code: "57014"}, dialect.Timeout},
+		{expired, sql.ErrTxDone, dialect.Timeout},
+		{expired, errors.New("anything"), dialect.Timeout},
+		{canceled, &pgconn.PgError{Code: "40P01"}, dialect.Deadlock},
+		{canceled, &pgconn.PgError{Code: "55P03"}, dialect.Timeout},
+		{canceled, &pgconn.PgError{Code: "28P01"}, dialect.Unavailable},
+	} {
+		err := classify(test.ctx, test.err)
+		if e := details(t, err); e.Class != test.class || !errors.Is(err, test.err) || e.Code != sqlState(test.err) {
+			t.Errorf("%v: %+v", test.err, e)
+		}
+	}
+	if err := classify(expired, driver.ErrBadConn); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v does not wrap the context's error", err)
+	}
+}
+
+func TestMillisecondsNeverRoundToNoLimit(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		1:                       "1",
+		400 * time.Microsecond:  "1",
+		time.Millisecond:        "1",
+		time.Millisecond + 1:    "2",
+		1500 * time.Millisecond: "1500",
+		1<<63 - 1:               "2147483647",
+	} {
+		if got := milliseconds(d); got != want {
+			t.Errorf("%v: %s, want %s", d, got, want)
+		}
+	}
+}
+
+func TestLookAlikesAreRefusedByName(t *testing.T) {
+	for version, refused := range map[string]bool{
+		"PostgreSQL 15.18 (Debian 15.18-0+deb12u1) on x86_64-pc-linux-gnu":                           false,
+		"PostgreSQL 11.2-YB-2.20.0.0-b0 on x86_64-pc-linux-gnu":                                      false,
+		"CockroachDB CCL v24.1.0 (x86_64-pc-linux-gnu, built 2024/05/15 21:28:29, go1.22.2)":         true,
+		"PostgreSQL 8.0.2 on i686-pc-linux-gnu, compiled by GCC gcc (GCC) 3.4.2, Redshift 1.0.50468": true,
+	} {
+		err := refuseLookAlike(version)
+		if (err != nil) != refused || refused && dialect.ClassOf(err) != dialect.Unsafe {
+			t.Errorf("%s: %v", version, err)
+		}
+	}
+}

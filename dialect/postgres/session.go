@@ -1,0 +1,170 @@
+package postgres
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/dialect/internal/pinned"
+)
+
+// idleFactor is how many keep-alives a session may miss before the server ends it.
+const idleFactor = 4
+
+const pidQuery = "SELECT pg_backend_pid()"
+
+// session implements [dialect.Session].
+type session struct {
+	conn conn
+	id   int64
+}
+
+// OpenSession opens a connection of dblock's own, and refuses it before
+// anything is set where it does not lead to a session of a primary: the server
+// may have changed since New.
+func (d *DB) OpenSession(ctx context.Context, o dialect.SessionOptions) (dialect.Session, error) {
+	if o.KeepAlive < 0 {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "KeepAlive is negative"}
+	}
+	c, announced, err := d.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s, behind, err := start(ctx, c, announced)
+	if err == nil && !d.unsafe {
+		switch {
+		case behind.standby:
+			err = errStandby
+		case behind.pooler && !d.pooler:
+			err = errPooler
+		}
+	}
+	if err == nil {
+		err = s.configure(ctx, o)
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return s, nil
+}
+
+// OnConn makes a session of a connection that the caller has checked out.
+// Nothing is set on it.
+func (d *DB) OnConn(ctx context.Context, c *sql.Conn) (dialect.Session, error) {
+	if c == nil {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "the connection is nil"}
+	}
+	s := &session{conn: &sqlConn{Conn: c, pgx: underPgx(c), destroy: func() error { return pinned.Destroy(c) }}}
+	if err := s.conn.queryRow(ctx, pidQuery, nil, &s.id); err != nil {
+		return nil, classify(ctx, err)
+	}
+	return s, nil
+}
+
+// behind is what a connection leads to.
+type behind struct{ standby, pooler bool }
+
+// start makes a session of a connection. A pooler shows by announcing itself as
+// the process instead of the server's.
+func start(ctx context.Context, c conn, announced int64) (*session, behind, error) {
+	s := &session{conn: c}
+	var b behind
+	err := c.queryRow(ctx, "SELECT pg_backend_pid(), pg_is_in_recovery()", nil, &s.id, &b.standby)
+	b.pooler = announced != 0 && announced != s.id
+	return s, b, classify(ctx, err)
+}
+
+// configure sets what a session needs. A setting that the server does not know
+// yet is left out.
+func (s *session) configure(ctx context.Context, o dialect.SessionOptions) error {
+	application := o.Application
+	if application == "" {
+		application = "dblock"
+	}
+	required := [][2]string{
+		{"application_name", application},
+		{"lock_timeout", "0"},
+		{"statement_timeout", "0"},
+		{"transaction_timeout", "0"}, // since 17
+		{"idle_in_transaction_session_timeout", "0"},
+		{"idle_session_timeout", milliseconds(idleFactor * min(o.KeepAlive, maxTimeout/idleFactor))}, // since 14
+		{"default_transaction_isolation", "read committed"},
+		// A fencing number that a crash takes back would be given twice.
+		{"synchronous_commit", "on"},
+		// Free the locks of a client that vanished without a word after about
+		// ten seconds: https://www.postgresql.org/docs/current/runtime-config-connection.html#RUNTIME-CONFIG-TCP
+		{"tcp_keepalives_idle", "5"},
+		{"tcp_keepalives_interval", "2"},
+		{"tcp_keepalives_count", "3"},
+		{"tcp_user_timeout", "10000"},
+	}
+	// Ends the wait of a client that is gone; since 14, and refused on platforms
+	// whose kernel cannot tell.
+	optional := [2]string{"client_connection_check_interval", "1000"}
+
+	err := s.set(ctx, append(required, optional))
+	if state := sqlState(err); state == "22023" || state == "42501" {
+		err = s.set(ctx, required)
+	}
+	return err
+}
+
+func (s *session) set(ctx context.Context, settings [][2]string) error {
+	names, values := make([]string, len(settings)), make([]string, len(settings))
+	for i, setting := range settings {
+		names[i], values[i] = setting[0], setting[1]
+	}
+	var pid, n int64
+	return s.row(ctx, `SELECT pg_backend_pid(), count(set_config(name, value, false))
+		FROM unnest($1::text[], $2::text[]) AS s (name, value)
+		WHERE current_setting(name, true) IS NOT NULL
+		AND (name <> 'synchronous_commit' OR current_setting(name, true) = 'off')`,
+		[]any{textArray(names), textArray(values)}, &pid, &n)
+}
+
+// maxTimeout is the longest that PostgreSQL's settings in milliseconds take: 24 days.
+const maxTimeout = math.MaxInt32 * time.Millisecond
+
+// milliseconds rounds up: rounded to zero, a limit would be none.
+func milliseconds(d time.Duration) string {
+	d = min(d, maxTimeout)
+	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
+}
+
+// row runs a query whose first column is pg_backend_pid() into dest, whose first
+// element receives it.
+func (s *session) row(ctx context.Context, query string, args []any, pid *int64, dest ...any) error {
+	if err := s.conn.queryRow(ctx, query, args, append([]any{pid}, dest...)...); err != nil {
+		return classify(ctx, err)
+	}
+	if *pid != s.id {
+		return &dialect.Error{Class: dialect.Lost,
+			Err:  fmt.Errorf("the connection now leads to server process %d instead of %d", *pid, s.id),
+			Hint: poolerHint}
+	}
+	return nil
+}
+
+// ID is the server process's pid, as in pg_stat_activity.
+func (s *session) ID() int64 { return s.id }
+
+// Idle reads what the server sends unasked: the reason when it ends the session.
+func (s *session) Idle(ctx context.Context) error {
+	err := explain(s.conn.idle(ctx))
+	if err == nil || dialect.ClassOf(err) == dialect.Lost {
+		return err
+	}
+	return &dialect.Error{Class: dialect.Lost, Code: sqlState(err), Remains: dialect.RemainsNothing, Err: err}
+}
+
+func (s *session) Ping(ctx context.Context) error {
+	var pid int64
+	return s.row(ctx, pidQuery, nil, &pid)
+}
+
+func (s *session) Close() error { return s.conn.close() }

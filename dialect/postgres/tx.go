@@ -1,0 +1,223 @@
+package postgres
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dblock-go/dblock/dialect"
+)
+
+// Tx makes a transaction for dblock of a pgx.Tx. Those of database/sql need no
+// adapter.
+func Tx(tx pgx.Tx) dialect.Tx { return pgxTx{tx} }
+
+// transaction is what the locks need of the caller's transaction.
+type transaction interface {
+	// exec sends statements without parameters in one message, which all drivers
+	// do by the simple protocol, and returns how many rows the last one had.
+	// See https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-MULTI-STATEMENT.
+	exec(ctx context.Context, statements string) (int64, error)
+	ints(ctx context.Context, query string, args ...any) ([]int64, error)
+}
+
+func transactionOf(tx dialect.Tx) (transaction, error) {
+	switch t := tx.(type) {
+	case transaction:
+		return t, nil
+	case dialect.Querier:
+		return sqlTx{t}, nil
+	}
+	return nil, &dialect.Error{Class: dialect.Unsupported,
+		Err:  fmt.Errorf("transaction of type %T", tx),
+		Hint: "pass postgres.Tx(tx) for a pgx.Tx, or what has ExecContext and QueryContext such as *sql.Tx"}
+}
+
+const (
+	savepoint = "SAVEPOINT dblock; "
+	release   = "RELEASE SAVEPOINT dblock; "
+	rollback  = "ROLLBACK TO SAVEPOINT dblock; "
+)
+
+// guarded runs a statement so that the transaction survives its failure.
+func guarded(ctx context.Context, t transaction, statement string) error {
+	if _, err := t.exec(ctx, savepoint+statement+"; "+release); err != nil {
+		return rollBack(ctx, t, classify(ctx, err))
+	}
+	return nil
+}
+
+// rollBack undoes what a call did since its savepoint, locks and settings
+// included, and returns the call's error with what remains of the transaction.
+func rollBack(ctx context.Context, t transaction, cause error) error {
+	switch sqlState(cause) {
+	case "25P01", "25P02", "3B001": // the savepoint was never set
+		return cause
+	case "40001": // no statement of this transaction can succeed any more
+		return cause
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	_, err := t.exec(ctx, rollback+release)
+	err = explain(err)
+	switch {
+	case err == nil:
+		return withRemains(cause, dialect.RemainsUsable)
+	case dialect.ClassOf(err) == dialect.Lost, dialect.ClassOf(err) == dialect.Closed:
+		return withRemains(cause, dialect.RemainsNothing)
+	}
+	return errors.Join(withRemains(cause, dialect.RemainsUnknown), err)
+}
+
+// limited runs a statement under a setting of its own. A setting made after a
+// savepoint outlives its release, so the caller's value is kept in a setting of
+// dblock's until then.
+func limited(setting, value, statement string) string {
+	return fmt.Sprintf("SELECT set_config('dblock.saved', current_setting('%[1]s'), true); SET LOCAL %[1]s = %[2]s; "+
+		"%[3]s; SELECT set_config('%[1]s', current_setting('dblock.saved'), true)", setting, value, statement)
+}
+
+// literal quotes a string whatever standard_conforming_strings says.
+func literal(s string) string {
+	s = strings.ReplaceAll(s, "'", "''")
+	if strings.Contains(s, `\`) {
+		return ` E'` + strings.ReplaceAll(s, `\`, `\\`) + `'`
+	}
+	return `'` + s + `'`
+}
+
+type pgxTx struct{ tx pgx.Tx }
+
+var errNilTx = &dialect.Error{Class: dialect.Unsupported, Hint: "the transaction is nil"}
+
+func (t pgxTx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	if t.tx == nil {
+		return nil, errNilTx
+	}
+	tag, err := t.tx.Exec(ctx, query, args...)
+	return driver.RowsAffected(tag.RowsAffected()), err
+}
+
+func (t pgxTx) exec(ctx context.Context, statements string) (int64, error) {
+	r, err := t.ExecContext(ctx, statements)
+	if err != nil {
+		return 0, err
+	}
+	return r.RowsAffected()
+}
+
+func (t pgxTx) ints(ctx context.Context, query string, args ...any) ([]int64, error) {
+	rows, err := t.tx.Query(ctx, query, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[int64])
+}
+
+type sqlTx struct{ dialect.Querier }
+
+func (t sqlTx) exec(ctx context.Context, statements string) (int64, error) {
+	r, err := t.ExecContext(ctx, statements)
+	if err != nil {
+		return 0, err
+	}
+	return r.RowsAffected()
+}
+
+func (t sqlTx) ints(ctx context.Context, query string, args ...any) (ints []int64, err error) {
+	rows, err := t.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		var n int64
+		if err := rows.Scan(&n); err != nil {
+			return nil, err
+		}
+		ints = append(ints, n)
+	}
+	return ints, rows.Err()
+}
+
+// Begin starts a transaction; its Native is a pgx.Tx over a pgx pool, else an
+// *sql.Tx.
+func (d *DB) Begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
+	if d.pool == nil {
+		tx, err := d.sql.BeginTx(ctx, o)
+		if err != nil {
+			return nil, classify(ctx, err)
+		}
+		return ownedSQLTx{tx}, nil
+	}
+	options, err := pgxOptions(o)
+	if err != nil {
+		return nil, err
+	}
+	tx, err := d.pool.BeginTx(ctx, options)
+	if err != nil {
+		return nil, classify(ctx, err)
+	}
+	return ownedPgxTx{pgxTx{tx}}, nil
+}
+
+func pgxOptions(o *sql.TxOptions) (options pgx.TxOptions, err error) {
+	if o == nil {
+		return options, nil
+	}
+	if o.ReadOnly {
+		options.AccessMode = pgx.ReadOnly
+	}
+	switch o.Isolation {
+	case sql.LevelDefault:
+	case sql.LevelReadUncommitted:
+		options.IsoLevel = pgx.ReadUncommitted
+	case sql.LevelReadCommitted:
+		options.IsoLevel = pgx.ReadCommitted
+	case sql.LevelRepeatableRead, sql.LevelSnapshot:
+		options.IsoLevel = pgx.RepeatableRead
+	case sql.LevelSerializable:
+		options.IsoLevel = pgx.Serializable
+	default:
+		return options, &dialect.Error{Class: dialect.Unsupported, Err: fmt.Errorf("isolation level %v", o.Isolation),
+			Hint: "use Read Committed, Repeatable Read or Serializable"}
+	}
+	return options, nil
+}
+
+type ownedPgxTx struct{ pgxTx }
+
+func (t ownedPgxTx) Native() any { return t.tx }
+
+func (t ownedPgxTx) Commit(ctx context.Context) error { return classify(ctx, t.tx.Commit(ctx)) }
+
+func (t ownedPgxTx) Rollback(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	return rolledBack(t.tx.Rollback(ctx))
+}
+
+type ownedSQLTx struct{ *sql.Tx }
+
+func (t ownedSQLTx) Native() any { return t.Tx }
+
+func (t ownedSQLTx) Commit(ctx context.Context) error { return classify(ctx, t.Tx.Commit()) }
+
+func (t ownedSQLTx) Rollback(context.Context) error { return rolledBack(t.Tx.Rollback()) }
+
+// rolledBack is nil where the transaction is over in any case: it had ended, or
+// its connection is gone or was closed when a context ended, and the server
+// rolls back.
+func rolledBack(err error) error {
+	err = explain(err)
+	switch dialect.ClassOf(err) {
+	case dialect.Closed, dialect.Lost, dialect.Canceled, dialect.Timeout:
+		return nil
+	}
+	return err
+}

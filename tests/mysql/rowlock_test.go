@@ -1,0 +1,387 @@
+package mysql_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/dialect/mysql"
+)
+
+var repeatableRead = &sql.TxOptions{Isolation: sql.LevelRepeatableRead}
+
+func lock(ctx context.Context, db *mysql.DB, tx dialect.Tx, ids ...int64) error {
+	_, err := db.LockRows(ctx, tx, rows(ids...))
+	return err
+}
+
+func try(ctx context.Context, db *mysql.DB, tx dialect.Tx, ids ...int64) error {
+	r := rows(ids...)
+	r.Try = true
+	_, err := db.LockRows(ctx, tx, r)
+	return err
+}
+
+func rows(ids ...int64) dialect.RowRequest {
+	var r dialect.RowRequest
+	for _, id := range ids {
+		r.Keys = append(r.Keys, key(fmt.Sprintf("row-%d", id), id))
+	}
+	return r
+}
+
+// The reason why rows are created beforehand, and why a try is NOWAIT rather than
+// SKIP LOCKED: what a locking read locks under REPEATABLE READ beyond its row.
+func TestLockingReadsAndGaps(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		e.open(t)
+		holder, reader, creator := e.conn(t), e.conn(t), e.conn(t)
+		e.exec(t, creator, "SET SESSION innodb_lock_wait_timeout = 1")
+		for _, c := range []struct {
+			query string
+			busy  bool
+			gap   bool
+		}{
+			{"SELECT id FROM locks WHERE id = 10 FOR UPDATE", false, false},
+			{"SELECT id FROM locks WHERE id = 15 FOR UPDATE", false, true},
+			{"SELECT id FROM locks WHERE id = 15 FOR UPDATE NOWAIT", false, true},
+			{"SELECT id FROM locks WHERE id = 20 FOR UPDATE NOWAIT", true, false},
+			{"SELECT id FROM locks WHERE id = 20 FOR UPDATE SKIP LOCKED", false, true},
+		} {
+			e.exec(t, e.admin, "TRUNCATE locks") // a deleted row would still fill its gap
+			e.exec(t, e.admin, "INSERT INTO locks (id, name) VALUES (10, ''), (20, '')")
+			e.exec(t, holder, "BEGIN")
+			e.exec(t, holder, "SELECT id FROM locks WHERE id = 20 FOR UPDATE")
+			e.exec(t, reader, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+			e.exec(t, reader, "BEGIN")
+			if _, err := reader.ExecContext(e.ctx, c.query); (err != nil) != c.busy {
+				t.Errorf("%s: %v", c.query, err)
+			}
+			gap := false
+			for _, id := range []int{16, 30} {
+				_, err := creator.ExecContext(e.ctx, fmt.Sprintf("INSERT INTO locks (id, name) VALUES (%d, '')", id))
+				gap = gap || err != nil
+			}
+			if gap != c.gap {
+				t.Errorf("%s locks a gap: %v, want %v", c.query, gap, c.gap)
+			}
+			e.exec(t, reader, "ROLLBACK")
+			e.exec(t, holder, "ROLLBACK")
+		}
+	})
+}
+
+// The lock is the first statement and has to wait; the read after it must be
+// fresh nevertheless.
+func TestReadAfterTheLockIsFresh(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		e.exec(t, e.admin, "CREATE TABLE account (balance INT)")
+		e.exec(t, e.admin, "INSERT INTO account VALUES (100)")
+		for round := range 2 { // the first time the row is missing
+			holder, waiter := e.begin(t, db, repeatableRead), e.begin(t, db, repeatableRead)
+			id := value[int64](t, e.ctx, waiter.(dialect.Querier), "SELECT CONNECTION_ID()")
+			if err := lock(e.ctx, db, holder, 1); err != nil {
+				t.Fatal(err)
+			}
+			result := make(chan error, 1)
+			go func() { result <- lock(e.ctx, db, waiter, 1) }()
+			e.awaitStatement(t, id, "SELECT id FROM %", 0)
+			e.exec(t, holder, "UPDATE account SET balance = balance - 1")
+			if err := holder.Commit(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-result; err != nil {
+				t.Fatal(err)
+			}
+			if balance := value[int](t, e.ctx, waiter.(dialect.Querier), "SELECT balance FROM account"); balance != 99-round {
+				t.Errorf("round %d: read a balance of %d", round, balance)
+			}
+			if err := waiter.Rollback(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// Left alone, the server would keep the waiter for innodb_lock_wait_timeout.
+func TestCancelledRowLockLeavesTheServersQueue(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		for _, maxConns := range []int{0, 3} {
+			db := e.wrap(t, e.dsn, maxConns)
+			holder, waiter := e.begin(t, db, nil), e.begin(t, db, nil)
+			id := value[int64](t, e.ctx, waiter.(dialect.Querier), "SELECT CONNECTION_ID()")
+			if err := lock(e.ctx, db, holder, 1); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(e.ctx)
+			defer cancel()
+			result := make(chan error, 1)
+			go func() { result <- lock(ctx, db, waiter, 1) }()
+			e.awaitStatement(t, id, "SELECT id FROM % FOR UPDATE", 0)
+			cancel()
+			wantClass(t, <-result, dialect.Canceled)
+			e.awaitGone(t, id)
+			if err := holder.Rollback(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// Handlers with transactions of their own, more at once than connections, each
+// with a new key.
+func TestCreatorsDoNotWaitForEachOthersConnections(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.wrap(t, e.dsn, 4)
+		var all sync.WaitGroup
+		for i := range int64(24) {
+			all.Go(func() {
+				for round := range int64(4) {
+					tx, err := db.SQL().BeginTx(e.ctx, repeatableRead)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if err := lock(e.ctx, db, tx, 100*round+i, 100*round+50+i%5); err != nil {
+						t.Error(err)
+					}
+					if err := tx.Rollback(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		if n := value[int](t, e.ctx, e.admin, "SELECT COUNT(*) FROM locks"); n != 4*(24+5) {
+			t.Errorf("%d rows", n)
+		}
+	})
+}
+
+func TestCreatorLeavesThePoolsSettingsAlone(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.wrap(t, with(t, e.dsn, "innodb_lock_wait_timeout", "17", "autocommit", "0"), 0)
+		db.SQL().SetMaxIdleConns(10)
+		var before, after []map[string]string
+		conns := func() (variables []map[string]string) {
+			var out []*sql.Conn
+			for range 3 {
+				conn, err := db.SQL().Conn(e.ctx)
+				if err != nil {
+					t.Fatal(err)
+				}
+				out = append(out, conn)
+				variables = append(variables, e.sessionVariables(t, conn))
+			}
+			for _, conn := range out {
+				conn.Close()
+			}
+			return variables
+		}
+		before = conns()
+		tx := e.begin(t, db, nil)
+		if err := lock(e.ctx, db, tx, 1, 2); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.Rollback(e.ctx); err != nil {
+			t.Fatal(err)
+		}
+		after = conns()
+		for i := range before {
+			if !maps.Equal(before[i], after[i]) {
+				t.Errorf("settings changed from %v to %v", before[i], after[i])
+			}
+		}
+		if n := value[int](t, e.ctx, e.admin, "SELECT COUNT(*) FROM locks"); n != 2 {
+			t.Errorf("%d rows were created and stayed", n)
+		}
+	})
+}
+
+// A wait that is over leaves the transaction as it was, unless the server was
+// started with innodb_rollback_on_timeout.
+func TestWhatATimeoutLeaves(t *testing.T) {
+	test := func(rollsBack bool) func(t *testing.T, e *env) {
+		return func(t *testing.T, e *env) {
+			db := e.wrap(t, with(t, e.dsn, "innodb_lock_wait_timeout", "1"), 0)
+			e.exec(t, e.admin, "CREATE TABLE written (n INT) ENGINE = InnoDB")
+			holder := e.begin(t, db, nil)
+			if err := lock(e.ctx, db, holder, 1); err != nil {
+				t.Fatal(err)
+			}
+			for name, acquire := range map[string]struct {
+				call      func(context.Context, *mysql.DB, dialect.Tx, ...int64) error
+				class     dialect.Class
+				rollsBack bool
+			}{
+				"lock": {lock, dialect.Timeout, rollsBack},
+				"try":  {try, dialect.NotAcquired, rollsBack && e.mariadb()},
+			} {
+				tx := e.begin(t, db, nil)
+				e.exec(t, tx, "INSERT INTO written VALUES (1)")
+				refused := wantClass(t, acquire.call(e.ctx, db, tx, 1), acquire.class)
+				left := value[int](t, e.ctx, tx.(dialect.Querier), "SELECT COUNT(*) FROM written")
+				want := dialect.RemainsUsable
+				if acquire.rollsBack {
+					want = dialect.RemainsNothing
+				}
+				if refused.Remains != want || (left == 0) != acquire.rollsBack {
+					t.Errorf("%s: the transaction has %d rows and is said to be %d, want %d", name, left, refused.Remains, want)
+				}
+				if err := tx.Rollback(e.ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// The key before the refused one stays locked.
+			tx := e.begin(t, db, nil)
+			refused := wantClass(t, try(e.ctx, db, tx, 0, 1), dialect.NotAcquired)
+			if want := map[bool]dialect.Remains{true: dialect.RemainsNothing}[rollsBack && e.mariadb()]; refused.Remains != want {
+				t.Errorf("the second of two keys: the transaction is said to be %d, want %d", refused.Remains, want)
+			}
+		}
+	}
+	t.Run("default", func(t *testing.T) { each(t, test(false)) })
+	t.Run("innodb_rollback_on_timeout", func(t *testing.T) { eachPrivate(t, test(true), "innodb-rollback-on-timeout=ON") })
+}
+
+func TestRowLocksNeedATransaction(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		conn := e.conn(t)
+		wantClass(t, lock(e.ctx, db, db.SQL(), 1), dialect.Unsupported)
+		wantClass(t, lock(e.ctx, db, conn, 1), dialect.Unsupported)
+		wantClass(t, lock(e.ctx, db, executor{conn}, 1), dialect.Unsupported)
+		e.exec(t, conn, "START TRANSACTION")
+		if err := lock(e.ctx, db, conn, 1); err != nil {
+			t.Errorf("a connection in a transaction: %v", err)
+		}
+		wantClass(t, try(e.ctx, db, e.begin(t, db, nil), 1), dialect.NotAcquired)
+		e.exec(t, conn, "ROLLBACK")
+		e.exec(t, conn, "SET autocommit = 0")
+		if err := lock(e.ctx, db, conn, 1); err != nil {
+			t.Errorf("a connection that commits by hand: %v", err)
+		}
+		shared := rows(1)
+		shared.Keys[0].Mode = dialect.Shared
+		_, err := db.LockRows(e.ctx, e.begin(t, db, nil), shared)
+		wantClass(t, err, dialect.Unsupported)
+		wantClass(t, lock(e.ctx, db, e.begin(t, db, &sql.TxOptions{ReadOnly: true}), 1), dialect.Unsupported)
+	})
+}
+
+// executor cannot read rows.
+type executor struct{ conn *sql.Conn }
+
+func (x executor) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	return x.conn.ExecContext(ctx, query, args...)
+}
+
+func TestDeletedRowIsCreatedAgain(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		for name, call := range map[string]func(context.Context, *mysql.DB, dialect.Tx, ...int64) error{"lock": lock, "try": try} {
+			tx := e.begin(t, db, repeatableRead)
+			if err := call(e.ctx, db, tx, 1); err != nil {
+				t.Fatal(err)
+			}
+			if err := tx.Rollback(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+			e.exec(t, e.admin, "DELETE FROM locks")
+			tx = e.begin(t, db, repeatableRead)
+			wantClass(t, call(e.ctx, db, tx, 1), dialect.Serialization)
+			if err := tx.Rollback(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+			tx = e.begin(t, db, repeatableRead)
+			if err := call(e.ctx, db, tx, 1); err != nil {
+				t.Errorf("%s after the row was deleted: %v", name, err)
+			}
+			if err := tx.Rollback(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// Somebody has locked the gap in which the row belongs, for instance by a locking
+// read of his own that missed it.
+func TestCreatorDoesNotWaitForAGap(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		foreign := e.conn(t)
+		e.exec(t, foreign, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+		e.exec(t, foreign, "BEGIN")
+		e.exec(t, foreign, "SELECT id FROM locks WHERE id = 1 FOR UPDATE")
+		for class, call := range map[dialect.Class]func(context.Context, *mysql.DB, dialect.Tx, ...int64) error{
+			dialect.Timeout: lock, dialect.NotAcquired: try,
+		} {
+			tx := e.begin(t, db, nil)
+			refused := wantClass(t, call(e.ctx, db, tx, 1), class)
+			if refused.Remains != dialect.RemainsUsable {
+				t.Errorf("the transaction, which was not used, is said to be %d", refused.Remains)
+			}
+			e.exec(t, tx, "SELECT 1")
+		}
+		e.exec(t, foreign, "ROLLBACK")
+		if err := lock(e.ctx, db, e.begin(t, db, nil), 1); err != nil {
+			t.Errorf("after the gap is free: %v", err)
+		}
+	})
+}
+
+func TestRowFencesGrowWithTheTransaction(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		fence := func(commit bool) []int64 {
+			tx := e.begin(t, db, nil)
+			r := rows(-1, 1)
+			r.Fence = true
+			fences, err := db.LockRows(e.ctx, tx, r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if commit {
+				err = tx.Commit(e.ctx)
+			} else {
+				err = tx.Rollback(e.ctx)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return fences
+		}
+		got := fmt.Sprint(fence(true), fence(false), fence(true), fence(true))
+		if got != "[1 1] [2 2] [2 2] [3 3]" {
+			t.Errorf("fencing numbers %s", got)
+		}
+		s := e.session(t, db, dialect.SessionOptions{})
+		fences, err := s.Acquire(e.ctx, dialect.Request{Keys: []dialect.Key{key("both/"+db.Features().Scope, 1)}, Fence: &dialect.Table{}})
+		if err != nil || fences[0] != 4 {
+			t.Errorf("an advisory lock on the same row got %v, %v", fences, err)
+		}
+	})
+}
+
+func TestMissingTableIsNamed(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		tx := e.begin(t, db, nil)
+		r := rows(1)
+		r.Table.Name = "elsewhere"
+		_, err := db.LockRows(e.ctx, tx, r)
+		if refused := wantClass(t, err, dialect.Setup); refused.Remains != dialect.RemainsUsable || !strings.Contains(err.Error(), "elsewhere") {
+			t.Errorf("%v, %+v", err, refused)
+		}
+		if err := errors.Join(lock(e.ctx, db, tx, 1), tx.Commit(e.ctx)); err != nil {
+			t.Errorf("after it: %v", err)
+		}
+	})
+}

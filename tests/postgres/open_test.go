@@ -1,0 +1,223 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/dialect/postgres"
+	"github.com/dblock-go/dblock/tests/servers"
+)
+
+// unused is an address of this machine at which nobody listens.
+func unused(t testing.TB) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func TestOpenNamesWhyItCannotConnect(t *testing.T) {
+	const password = "Tr0ub4dor&3"
+	dsn := servers.Postgres(t).Database(t)
+	change := func(f func(*url.URL)) string {
+		u, err := url.Parse(dsn)
+		must(t, err)
+		f(u)
+		return u.String()
+	}
+	for _, test := range []struct{ name, dsn, text string }{
+		{"wrong password", change(func(u *url.URL) { u.User = url.UserPassword(u.User.Username(), password) }), "28P01"},
+		{"unknown user", change(func(u *url.URL) { u.User = url.UserPassword("nobody", password) }), "user"},
+		{"unknown database", change(func(u *url.URL) { u.Path = "/nowhere" }), "create the database"},
+		{"nobody listens", change(func(u *url.URL) { u.Host = unused(t); u.User = url.UserPassword("x", password) }), "is the server running"},
+		{"unknown host", "postgres://x:Tr0ub4dor%263@nowhere.invalid/x", "nowhere.invalid"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := postgres.Open(t.Context(), test.dsn)
+			wantClass(t, err, dialect.Unavailable)
+			wantText(t, err, test.text)
+			if strings.Contains(err.Error(), password) {
+				t.Errorf("%v tells the password", err)
+			}
+			for _, way := range ways {
+				_, err := way.open(t, test.dsn)
+				wantClass(t, err, dialect.Unavailable)
+				if strings.Contains(err.Error(), password) {
+					t.Errorf("%s: %v tells the password", way.name, err)
+				}
+			}
+		})
+	}
+}
+
+func TestOpenTellsNoPasswordOfADSNThatItDoesNotUnderstand(t *testing.T) {
+	const secret = "s3cr"
+	for _, dsn := range []string{
+		"postgres://user:s3cr@host:port/db",
+		"postgres://user:s3cr@host/db?sslmode=wrong",
+		"postgres://user:s3cr/et@host:5432/db",
+		"postgres://user:a%zzs3cr@host/db",
+		"postgres://user:a?b#s3cr@host:x/db",
+		"host=h password='a\\'s3cr' port=x",
+		"host=h password = s3cr port=x",
+		"mysql://user:s3cr@host/db",
+		"s3cr",
+	} {
+		_, err := postgres.Open(t.Context(), dsn)
+		wantClass(t, err, dialect.InvalidOption)
+		wantText(t, err, "postgres://")
+		for err := range tree(err) {
+			if strings.Contains(err.Error(), secret) {
+				t.Errorf("%s: %v tells the password", dsn, err)
+			}
+			var parse *pgconn.ParseConfigError
+			if errors.As(err, &parse) {
+				t.Errorf("%s: %T keeps the password", dsn, parse)
+			}
+		}
+	}
+}
+
+// tree walks an error and its causes.
+func tree(err error) func(yield func(error) bool) {
+	return func(yield func(error) bool) { walk(err, yield) }
+}
+
+func walk(err error, yield func(error) bool) bool {
+	if err == nil {
+		return true
+	}
+	if !yield(err) {
+		return false
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		return walk(e.Unwrap(), yield)
+	case interface{ Unwrap() []error }:
+		for _, cause := range e.Unwrap() {
+			if !walk(cause, yield) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func TestOpenWithEndedContext(t *testing.T) {
+	dsn := servers.Postgres(t).Database(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := postgres.Open(ctx, dsn)
+	wantClass(t, err, dialect.Canceled)
+	past, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	_, err = postgres.Open(past, dsn)
+	wantClass(t, err, dialect.Timeout)
+
+	db := opened(t)(postgres.Open(t.Context(), dsn))
+	_, err = db.OpenSession(ctx, dialect.SessionOptions{})
+	wantClass(t, err, dialect.Canceled)
+	_, err = db.Begin(past, nil)
+	wantClass(t, err, dialect.Timeout)
+}
+
+func TestConstructorsRefuseWhatCannotBeMeant(t *testing.T) {
+	_, err := postgres.New(t.Context(), nil)
+	wantClass(t, err, dialect.InvalidOption)
+	_, err = postgres.NewSQL(t.Context(), nil)
+	wantClass(t, err, dialect.InvalidOption)
+	dsn := servers.Postgres(t).Database(t)
+	_, err = postgres.Open(t.Context(), dsn, nil, &postgres.Options{})
+	wantClass(t, err, dialect.InvalidOption)
+	opened(t)(postgres.Open(t.Context(), dsn, nil))
+}
+
+func TestSessionsUseTheHookOfThePool(t *testing.T) {
+	dsn := servers.Postgres(t).Database(t)
+	config, err := pgxpool.ParseConfig(dsn)
+	must(t, err)
+	password := config.ConnConfig.Password
+	config.ConnConfig.Password = "expired"
+	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		c.Password = password
+		return nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	session(t, opened(t)(postgres.New(t.Context(), pool)))
+}
+
+func TestTransactionPoolerIsRefused(t *testing.T) {
+	for _, mode := range []string{"transaction", "statement"} {
+		pooler := servers.PgBouncer(t, servers.Postgres(t), mode)
+		dsn := pooler.Database(t)
+		for _, way := range ways {
+			t.Run(mode+"/"+way.name, func(t *testing.T) {
+				_, err := way.open(t, dsn)
+				wantClass(t, err, dialect.Unsafe)
+				wantText(t, err, "session mode")
+			})
+		}
+		if mode == "statement" {
+			continue
+		}
+		for _, way := range ways {
+			t.Run(mode+"/"+way.name+" where allowed", func(t *testing.T) {
+				dsn := dsn
+				if way.name != "pq" { // it prepares nothing by name
+					dsn += "&default_query_exec_mode=exec"
+				}
+				db := opened(t)(way.open(t, dsn, &postgres.Options{AllowUnsafe: true}))
+				tx := begin(t, db, nil)
+				must(t, db.AcquireTx(t.Context(), tx, dialect.TxRequest{Keys: keys(1, 2)}))
+				other := begin(t, db, nil)
+				wantClass(t, db.AcquireTx(t.Context(), other, dialect.TxRequest{Keys: keys(1), Try: true}), dialect.NotAcquired)
+				must(t, other.Rollback(t.Context()))
+				must(t, tx.Commit(t.Context()))
+			})
+		}
+	}
+}
+
+func TestSessionThatMovedToAnotherServerProcessIsLost(t *testing.T) {
+	pooler := servers.PgBouncer(t, servers.Postgres(t), "transaction")
+	db := opened(t)(overPgx(t, pooler.Database(t)+"&default_query_exec_mode=exec", &postgres.Options{AllowUnsafe: true}))
+	s := session(t, db)
+	tx := begin(t, db, nil)
+	if pid := pidOf(t, tx); pid != s.ID() {
+		t.Fatalf("the pooler gave process %d and not %d, which was free", pid, s.ID())
+	}
+	_, err := s.Acquire(t.Context(), try(keys(1)))
+	wantClass(t, err, dialect.Lost)
+	wantText(t, err, "pooler in transaction mode")
+	wantClass(t, s.Ping(t.Context()), dialect.Lost)
+}
+
+func TestSessionPoolerIsAccepted(t *testing.T) {
+	pooler := servers.PgBouncer(t, servers.Postgres(t), "session", "ignore_startup_parameters=extra_float_digits,options")
+	dsn := pooler.Database(t)
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			db := opened(t)(way.open(t, dsn))
+			s := session(t, db)
+			lock(t, s, keys(1))
+			ok, err := s.Held(t.Context(), keys(1))
+			must(t, err)
+			if !ok {
+				t.Error("the lock is gone")
+			}
+			must(t, s.Close())
+			eventually(t, "the key is free", func() bool { return len(held(t, db, s.ID(), false)) == 0 })
+		})
+	}
+}
