@@ -1,0 +1,80 @@
+// Package rowlock locks keys inside the transaction that they protect.
+//
+// Each key is a row of a lock table, which the database locks as it locks any
+// row (SELECT … FOR UPDATE). So a lock needs no connection of its own, it is
+// given back by the commit or the rollback and by nothing else, it cannot leak
+// into a pool, it works behind transaction poolers, and losing it means losing
+// the work that it protected too: there is no moment in which a transaction can
+// still commit without its locks. Prefer it to package advisory for everything
+// that is one transaction.
+//
+// # Setup
+//
+// The lock table must exist before the first use: migrations.Setup creates it, as
+// does the command "dblock setup". Calls without it return [dblock.ErrSetup].
+//
+// # In a transaction of the caller's
+//
+//	rows := rowlock.New(db)
+//	err := rows.Lock(ctx, tx, dblock.NewKey("account", from), dblock.NewKey("account", to))
+//
+// [Locker.Lock] waits until ctx ends, [Locker.TryLock] does not wait, and
+// [Locker.Fence] also returns fencing numbers. tx is a *sql.Tx, a *sql.Conn on
+// which a transaction was begun, a transaction of sqlx, gorm or ent, or a pgx.Tx
+// by way of postgres.Tx(tx). Name all keys in one call where possible: they are
+// locked in one global order, so that such calls cannot deadlock each other.
+//
+// # In a transaction of dblock's
+//
+//	err := rowlock.InTx(ctx, rows, func(ctx context.Context, tx *sql.Tx) error {
+//		…
+//	}, dblock.NewKey("account", "42"))
+//
+// [InTx] begins, locks, runs the function, commits, and starts all of it again
+// when the server chose the transaction as the victim of a deadlock or could not
+// serialize it.
+//
+// # What works where
+//
+//	                                PostgreSQL    MySQL, MariaDB    SQL Server
+//	Lock, TryLock, Fence, InTx      yes           yes               yes
+//	after TryLock was refused       goes on       goes on           goes on, not under XACT_ABORT
+//	after Lock met a deadlock       goes on       rolled back       rolled back
+//	after ctx ended during Lock     roll back     roll back         roll back
+//	shared keys                     no            no                no
+//	behind a transaction pooler     AllowUnsafe   yes               yes
+//
+// PostgreSQL behind such a pooler is opened with Options.AllowUnsafe, for the sake
+// of advisory locks.
+//
+// An error of a call in the caller's transaction ends with what is left of the
+// transaction; deadlock.Remains tells a program. Where it is "goes on", the keys
+// of earlier calls are still held. Of several keys of the failed call itself,
+// PostgreSQL gives back those that were granted; MySQL, MariaDB and SQL Server
+// keep a row locked until the transaction ends, so that rolling back frees others
+// sooner.
+//
+// MySQL, MariaDB and SQL Server create the row of a key that is used for the
+// first time on a second connection of the pool, so that first users cannot
+// deadlock. Where the pool has none left, a call with a new key can be refused
+// with [dblock.ErrCapacity].
+//
+// # What the transaction sees
+//
+// Under READ COMMITTED a statement that follows the lock sees all that former
+// holders committed. REPEATABLE READ and SERIALIZABLE read from a snapshot, which
+// may be older than the lock: of the moment of the transaction's first statement
+// on PostgreSQL, of its first plain SELECT on InnoDB. A holder that had waited
+// could read what its predecessor has replaced. PostgreSQL does not let it
+// overwrite that (a serialization failure, which InTx cures by starting again),
+// InnoDB does. So: lock first, read afterwards, and read rows that are going to be
+// written with SELECT … FOR UPDATE, which sees the newest state at every level;
+// or use READ COMMITTED, see [Options].Isolation.
+//
+// # Fencing
+//
+// The fencing number of a key grows with every [Locker.Fence] that is committed.
+// Handed on to a resource outside of the database, it lets that resource refuse a
+// writer that has been overtaken: one whose number is below the highest seen.
+// A transaction that only writes to its own database does not need it.
+package rowlock

@@ -1,0 +1,90 @@
+package rowlock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/rowlock"
+)
+
+var (
+	ctx  context.Context
+	db   dblock.DB
+	pool *sql.DB
+)
+
+// Two accounts are locked for the rest of the transaction, in an order that
+// cannot deadlock, whichever is named first.
+func ExampleLocker_Lock() {
+	rows := rowlock.New(db)
+	transfer := func(from, to string, amount int) error {
+		tx, err := pool.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if err := rows.Lock(ctx, tx, dblock.NewKey("account", from), dblock.NewKey("account", to)); err != nil {
+			return err
+		}
+		// … read both balances, write both …
+		return tx.Commit()
+	}
+	if err := transfer("alice", "bob", 10); err != nil {
+		fmt.Println(err)
+	}
+}
+
+// A refused try leaves the transaction as it was.
+func ExampleLocker_TryLock() {
+	rows := rowlock.New(db)
+	closeOrder := func(tx *sql.Tx, id string) error {
+		err := rows.TryLock(ctx, tx, dblock.NewKey("order", id))
+		if errors.Is(err, dblock.ErrNotAcquired) {
+			_, err = tx.ExecContext(ctx, `INSERT INTO later (id) VALUES ($1)`, id)
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		_, err = tx.ExecContext(ctx, `UPDATE orders SET closed = true WHERE id = $1`, id)
+		return err
+	}
+	_ = closeOrder
+}
+
+// The number lets a resource outside of the database refuse a writer that has
+// been overtaken.
+func ExampleLocker_Fence() {
+	rows := rowlock.New(db)
+	upload := func(ctx context.Context, report string, fence int64) error { return nil }
+	var fence int64
+	err := rowlock.InTx(ctx, rows, func(ctx context.Context, tx *sql.Tx) error {
+		fences, err := rows.Fence(ctx, tx, dblock.NewKey("report", "2026-11"))
+		if err != nil {
+			return err
+		}
+		fence = fences[0]
+		return nil
+	}, dblock.NewKey("reports"))
+	if err == nil {
+		err = upload(ctx, "2026-11", fence)
+	}
+	if err != nil {
+		fmt.Println(err)
+	}
+}
+
+// The function may run several times; what it did is committed once or not at all.
+func ExampleInTx() {
+	rows := rowlock.New(db, &rowlock.Options{Isolation: sql.LevelReadCommitted})
+	err := rowlock.InTx(ctx, rows, func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `UPDATE accounts SET balance = balance - 10 WHERE id = 42`)
+		return err
+	}, dblock.NewKey("account", "42"))
+	if err != nil {
+		fmt.Println(err)
+	}
+}

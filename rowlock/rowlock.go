@@ -1,0 +1,186 @@
+package rowlock
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"time"
+
+	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/deadlock"
+	"github.com/dblock-go/dblock/dialect"
+)
+
+// Options shape a [Locker]. The zero value, and nil, mean the defaults.
+type Options struct {
+	// Schema is where the lock table is; on MySQL and MariaDB that is a database.
+	// Default: the connection's own.
+	Schema string
+	// Table is the lock table. Default: "locks".
+	Table string
+	// Isolation is the isolation level of the transactions that [InTx] begins; a
+	// level that the database does not have fails there. Default: the database's.
+	Isolation sql.IsolationLevel
+	// Retry says how often and how soon [InTx] starts again. Default: that of
+	// deadlock.Retry. Its Keys are set by InTx, and its Observer is the one below
+	// unless it has its own.
+	Retry *deadlock.RetryOptions
+	// Observer hears when keys were acquired, of retries, and of the release at
+	// the end of transactions that [InTx] began.
+	Observer dblock.Observer
+}
+
+// Locker locks rows of one lock table. It holds no connection and need not be
+// closed; it is safe for concurrent use.
+type Locker struct {
+	db       dblock.DB
+	options  Options
+	mistaken error // what was wrong with the arguments of New
+}
+
+// New returns a Locker. A mistake in its arguments is returned by every call of
+// the Locker, as [dblock.ErrInvalidOption].
+func New(db dblock.DB, opts ...*Options) *Locker {
+	l := &Locker{db: db}
+	if len(opts) > 0 && opts[0] != nil {
+		l.options = *opts[0]
+	}
+	switch isolation := l.options.Isolation; {
+	case db == nil:
+		l.mistaken = invalid("db is nil")
+	case len(opts) > 1:
+		l.mistaken = invalid(fmt.Sprintf("%d Options: at most one", len(opts)))
+	case isolation < sql.LevelDefault || isolation > sql.LevelLinearizable:
+		l.mistaken = invalid(fmt.Sprintf("Isolation is %d: use a level of database/sql", isolation))
+	default:
+		l.mistaken = l.options.Retry.Validate()
+	}
+	return l
+}
+
+func invalid(hint string) error {
+	return &dialect.Error{Class: dblock.ErrInvalidOption, Hint: hint}
+}
+
+// Lock locks the keys for the rest of the transaction. It waits for other holders
+// until ctx ends or the server's own limit is reached (innodb_lock_wait_timeout,
+// lock_timeout), and holds all of the keys or returns an error.
+//
+// Errors: [dblock.ErrTimeout], [dblock.ErrCanceled], [dblock.ErrDeadlock],
+// [dblock.ErrSerialization], [dblock.ErrSetup], [dblock.ErrInvalidKey],
+// [dblock.ErrUnsupported] for a shared key or a tx that is no transaction. The text
+// ends with what is left of the transaction.
+func (l *Locker) Lock(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) error {
+	_, err := l.callers(ctx, "lock", tx, keys, dialect.RowRequest{})
+	return err
+}
+
+// TryLock is [Locker.Lock] without waiting: if somebody else holds one of the
+// keys, or is just creating its row, the error is [dblock.ErrNotAcquired] and
+// none is held.
+func (l *Locker) TryLock(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) error {
+	_, err := l.callers(ctx, "try", tx, keys, dialect.RowRequest{Try: true})
+	return err
+}
+
+// Fence is [Locker.Lock] and returns the fencing number of each key, in the order
+// of the call: a number that grows with every committed Fence of that key. A key
+// given twice gets the same number twice.
+func (l *Locker) Fence(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) ([]int64, error) {
+	fences, err := l.callers(ctx, "fence", tx, keys, dialect.RowRequest{Fence: true})
+	if err != nil {
+		return nil, err
+	}
+	inCall := make([]int64, len(keys))
+	for i, k := range keys {
+		inCall[i] = fences[k.ID()]
+	}
+	return inCall, nil
+}
+
+// callers locks in the caller's transaction, which goes on afterwards or does not.
+func (l *Locker) callers(ctx context.Context, op string, tx dblock.Tx, keys []dblock.Key, r dialect.RowRequest) (map[int64]int64, error) {
+	if l.mistaken != nil {
+		return nil, l.failed(op, keys, l.mistaken)
+	}
+	if err := checkTx(tx); err != nil {
+		return nil, l.failed(op, keys, err)
+	}
+	fences, err := l.lock(ctx, tx, keys, r)
+	if err != nil {
+		return nil, l.failed(op, keys, l.withRemains(err))
+	}
+	return fences, nil
+}
+
+// lock returns the fencing numbers, if the request asks for them, by the key's id.
+func (l *Locker) lock(ctx context.Context, tx dblock.Tx, keys []dblock.Key, r dialect.RowRequest) (map[int64]int64, error) {
+	ordered, err := deadlock.OrderRows(l.db, keys...)
+	if err != nil {
+		return nil, err
+	}
+	r.Table = dialect.Table{Schema: l.options.Schema, Name: l.options.Table}
+	r.Keys = ordered
+	start := time.Now()
+	numbers, err := l.db.LockRows(ctx, tx, r)
+	if err != nil {
+		return nil, err
+	}
+	l.observe(ctx, dblock.EventAcquired, keys, time.Since(start))
+	if !r.Fence {
+		return nil, nil
+	}
+	fences := make(map[int64]int64, len(ordered))
+	for i, k := range ordered {
+		fences[k.ID] = numbers[i]
+	}
+	return fences, nil
+}
+
+// checkTx refuses what would give a lock back as soon as it is granted.
+func checkTx(tx dblock.Tx) error {
+	missing := tx == nil
+	switch t := tx.(type) {
+	case *sql.Tx:
+		missing = t == nil
+	case *sql.Conn:
+		missing = t == nil
+	case *sql.DB:
+		return &dialect.Error{Class: dblock.ErrUnsupported,
+			Hint: "a row lock lasts as long as its transaction, and *sql.DB is none: pass a *sql.Tx, or use rowlock.InTx"}
+	}
+	if missing {
+		return &dialect.Error{Class: dblock.ErrUnsupported, Hint: "the transaction is nil: pass the one that the lock protects, or use rowlock.InTx"}
+	}
+	return nil
+}
+
+// withRemains tells the caller, whose transaction it is, what is left of it.
+func (l *Locker) withRemains(err error) error {
+	if class := dialect.ClassOf(err); class == dblock.ErrInvalidKey || class == dblock.ErrUnsupported {
+		return err // found out before the transaction was touched
+	}
+	switch deadlock.Remains(l.db, err) {
+	case dialect.RemainsUsable:
+		return fmt.Errorf("%w; the transaction goes on without these keys", err)
+	case dialect.RemainsAborted:
+		return fmt.Errorf("%w; the transaction accepts only a rollback", err)
+	case dialect.RemainsNothing:
+		return fmt.Errorf("%w; the server has rolled back the transaction: start it again", err)
+	default:
+		return fmt.Errorf("%w; roll back the transaction", err)
+	}
+}
+
+func (l *Locker) failed(op string, keys []dblock.Key, err error) error {
+	if l.db == nil {
+		return fmt.Errorf("dblock: %s: %w", op, err)
+	}
+	return dblock.NewError(op, l.db, keys, err)
+}
+
+func (l *Locker) observe(ctx context.Context, kind dblock.EventKind, keys []dblock.Key, d time.Duration) {
+	if l.options.Observer != nil {
+		l.options.Observer.Observe(ctx, dblock.Event{Kind: kind, Dialect: l.db.Name(), Keys: keys, Duration: d})
+	}
+}
