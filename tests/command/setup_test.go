@@ -1,0 +1,36 @@
+//go:build unix
+
+package command_test
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestSetup(t *testing.T) {
+	onEach(t, func(t *testing.T, d *database) {
+		for _, test := range []struct {
+			args, want string
+		}{
+			{"setup", "lock table locks: created"},
+			{"setup", "lock table locks: unchanged"},
+			{"setup --table other_locks", "lock table other_locks: created"},
+			{"setup --json", `{"table":"locks","result":"unchanged"}`},
+		} {
+			stdout, stderr := run(t, d.dsn, 0, strings.Fields(test.args)...)
+			if got := stdout; got != test.want && strings.Join(strings.Fields(got), "") != test.want {
+				t.Errorf("%s: %q, want %q", test.args, got, test.want)
+			}
+			if stderr != "" {
+				t.Errorf("%s: stderr %q", test.args, stderr)
+			}
+		}
+		d.exec(t, "CREATE TABLE foreign_locks (name INT)")
+		if _, stderr := run(t, d.dsn, 1, "setup", "--table", "foreign_locks"); !strings.Contains(stderr, "foreign_locks") {
+			t.Errorf("a table of another shape: %s", stderr)
+		}
+		if _, stderr := run(t, d.dsn, 2, "setup", "--table", "no; table"); !strings.Contains(stderr, "no; table") {
+			t.Errorf("a bad name: %s", stderr)
+		}
+	})
+}
