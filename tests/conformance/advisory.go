@@ -1,0 +1,162 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/advisory"
+	"github.com/dblock-go/dblock/dialect"
+)
+
+var advisoryClauses = []clause{
+	{"advisory/excludes other sessions", advisoryExclusion},
+	{"advisory/a try says who holds the key", advisoryBlocker},
+	{"advisory/is not re-entrant", advisoryReentry},
+	{"advisory/shared holds stand side by side", advisoryShared},
+	{"advisory/several keys, all or nothing", advisorySeveralTry},
+	{"advisory/several keys in opposite orders do not deadlock", advisorySeveralOrders},
+	{"advisory/keys whose hashes collide cost waiting only", advisoryCollision},
+	{"advisory/distinct keys never merge", advisoryDistinct},
+	{"advisory/an empty key is refused", advisoryEmptyKey},
+	{"advisory/databases on one server do not share keys", advisoryScope},
+	{"advisory/a wait ends with its context", advisoryContext},
+	{"advisory/a wait limit is neither rounded to for ever nor to a try", advisoryLimits},
+	{"advisory/a grant that crosses the cancel is not kept", advisoryCrossing},
+	{"advisory/a cancelled waiter is out of the queue", advisoryCancelledWaiter},
+	{"advisory/a killed session is noticed and never replaced", advisoryKilled},
+	{"advisory/idle holds are kept alive", advisoryKeepAlive},
+	{"advisory/no query of the application gets the lock's connection", advisoryOwnConnection},
+	{"advisory/a pool of one connection is not starved", advisoryStarvation},
+	{"advisory/fencing numbers grow with every grant", advisoryFencing},
+	{"advisory/fencing without its table is refused", advisoryFencingSetup},
+	{"advisory/locks of a transaction end with it", advisoryTransaction},
+	{"advisory/a failed acquire leaves the transaction usable", advisoryTransactionFailure},
+	{"advisory/a panic releases", advisoryPanic},
+	{"advisory/close ends holders and waiters", advisoryClose},
+	{"advisory/a killed process frees its keys", advisoryProcess},
+}
+
+// newLocker makes a locker and closes it at the end; it then checks that the
+// server shows nothing held by it.
+func newLocker(t testing.TB, db dblock.DB, opts ...*advisory.Options) *advisory.Locker {
+	t.Helper()
+	l, err := advisory.New(db, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return l
+}
+
+func mustLock(t testing.TB, l *advisory.Locker, keys ...dblock.Key) *advisory.Lock {
+	t.Helper()
+	lock, err := l.Lock(testContext(t), keys...)
+	if err != nil {
+		t.Fatalf("lock %v: %v", keys, err)
+	}
+	return lock
+}
+
+func mustRelease(t testing.TB, lock *advisory.Lock) {
+	t.Helper()
+	if err := lock.Release(testContext(t)); err != nil {
+		t.Fatalf("release: %v", err)
+	}
+}
+
+// mustBeFree shows that others get the keys now.
+func mustBeFree(t testing.TB, l *advisory.Locker, keys ...dblock.Key) {
+	t.Helper()
+	lock, err := l.TryLock(testContext(t), keys...)
+	if err != nil {
+		t.Fatalf("not free: %v", err)
+	}
+	mustRelease(t, lock)
+}
+
+// mustBeHeld shows that others do not get the key.
+func mustBeHeld(t testing.TB, l *advisory.Locker, keys ...dblock.Key) error {
+	t.Helper()
+	lock, err := l.TryLock(testContext(t), keys...)
+	if err == nil {
+		mustRelease(t, lock)
+		t.Fatalf("%v: free, should be held", keys)
+	}
+	if !errors.Is(err, dblock.ErrNotAcquired) {
+		t.Fatalf("%v: %v, want ErrNotAcquired", keys, err)
+	}
+	return err
+}
+
+// nothingLeft waits until the server's own view shows no advisory lock of the
+// database: neither held nor waited for.
+func (d *Database) nothingLeft(t testing.TB) {
+	t.Helper()
+	var last []dialect.Holding
+	var err error
+	eventually(t, "an empty lock view", func() bool {
+		last, err = d.holdings()
+		return err == nil && len(last) == 0
+	})
+}
+
+// holdings are what the server shows of this database. Lock names are shared by
+// the whole server where the database has a scope; others' are left out.
+func (d *Database) holdings(keys ...dblock.Key) ([]dialect.Holding, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	resolved := make([]dialect.Key, len(keys))
+	for i, k := range keys {
+		resolved[i] = k.Resolve(d.DB.Features().Scope)
+	}
+	return d.DB.Inspect(ctx, resolved...)
+}
+
+// waiting waits until the server shows n waiters for the key.
+func (d *Database) waiting(t testing.TB, key dblock.Key, n int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d waiters for %s", n, key), func() bool {
+		found, err := d.holdings(key)
+		if err != nil {
+			t.Fatalf("inspect: %v", err)
+		}
+		waiters := 0
+		for _, h := range found {
+			if h.Waiting {
+				waiters++
+			}
+		}
+		return waiters >= n
+	})
+}
+
+// kill ends a session by the server's own means.
+func (d *Database) kill(t testing.TB, session int64) {
+	t.Helper()
+	if _, err := d.SQL.ExecContext(t.Context(), fmt.Sprintf(d.h.Kill, session)); err != nil {
+		t.Fatalf("kill session %d: %v", session, err)
+	}
+}
+
+// holder is the session that the server shows as holding the key.
+func (d *Database) holder(t testing.TB, key dblock.Key) int64 {
+	t.Helper()
+	found, err := d.holdings(key)
+	if err != nil {
+		t.Fatalf("inspect: %v", err)
+	}
+	for _, h := range found {
+		if !h.Waiting {
+			return h.Session
+		}
+	}
+	t.Fatalf("the server shows no holder of %s: %+v", key, found)
+	return 0
+}

@@ -1,0 +1,130 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/rowlock"
+)
+
+func rowsCancelledWait(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	d.Setup(t)
+	rows := rowlock.New(d.DB)
+	key := dblock.NewKey("account", "1")
+	holder := d.Begin(t, nil)
+	defer rollback(t, holder)
+	if err := rows.Lock(testContext(t), holder, key); err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithCancel(testContext(t))
+	result := make(chan error, 1)
+	go func() {
+		result <- rowlock.InTx(ctx, rows, func(context.Context, dblock.Tx) error {
+			t.Error("ran without the lock")
+			return nil
+		}, key)
+	}()
+	d.awaitBlocked(t, 1)
+	cancel()
+	if err := <-result; !errors.Is(err, dblock.ErrCanceled) || !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled wait: %v, want %v", err, dblock.ErrCanceled)
+	}
+	d.awaitBlocked(t, 0) // on the server too, and while the holder goes on
+
+	ctx, cancel = context.WithTimeout(testContext(t), 100*time.Millisecond)
+	defer cancel()
+	err := rowlock.InTx(ctx, rows, func(context.Context, dblock.Tx) error {
+		t.Error("ran without the lock")
+		return nil
+	}, key)
+	if !errors.Is(err, dblock.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("wait with a deadline: %v, want %v", err, dblock.ErrTimeout)
+	}
+	commit(t, holder)
+	d.checkNothingOpen(t, key)
+}
+
+// Every write lands inside of its transaction or not at all, whenever ctx ends.
+func rowsCancelledAnytime(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	d.Setup(t)
+	d.exec(t, `CREATE TABLE written (n INT PRIMARY KEY, half INT NOT NULL)`)
+	rows := rowlock.New(d.DB)
+	key := dblock.NewKey("account", "1")
+	write := func(ctx context.Context, n int64, locked func()) error {
+		return rowlock.InTx(ctx, rows, func(ctx context.Context, tx dblock.Tx) error {
+			locked()
+			if err := execute(ctx, tx, fmt.Sprintf(`INSERT INTO written VALUES (%d, 1)`, 2*n)); err != nil {
+				return err
+			}
+			return execute(ctx, tx, fmt.Sprintf(`INSERT INTO written VALUES (%d, 2)`, 2*n+1))
+		}, key)
+	}
+	const goroutines, writes = 4, 50
+	start := time.Now()
+	for n := range int64(3) {
+		if err := write(testContext(t), n, func() {}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	usual := time.Since(start) / 3
+
+	var last, succeeded, unknown atomic.Int64
+	last.Store(2)
+	succeeded.Store(3)
+	var all sync.WaitGroup
+	for range goroutines {
+		all.Go(func() {
+			for i := range writes {
+				ctx, cancel := context.WithCancel(testContext(t))
+				locked := func() {}
+				if i%2 == 0 { // at any moment at all, or of the time with the lock
+					time.AfterFunc(rand.N(goroutines*usual), cancel)
+				} else {
+					locked = func() { time.AfterFunc(rand.N(usual), cancel) }
+				}
+				err := write(ctx, last.Add(1), locked)
+				cancel()
+				switch {
+				case err == nil:
+					succeeded.Add(1)
+				case strings.Contains(err.Error(), "unknown whether"):
+					unknown.Add(1)
+				case !fromCancel(err):
+					t.Errorf("unexpected error: %v", err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	d.checkNothingOpen(t, key)
+	halves := d.number(t, `SELECT count(*) FROM written WHERE half = 1`)
+	if others := d.number(t, `SELECT count(*) FROM written WHERE half = 2`); others != halves {
+		t.Errorf("%d first halves and %d second halves were written", halves, others)
+	}
+	if least, limit := int(succeeded.Load()), int(succeeded.Load()+unknown.Load()); halves < least || halves > limit {
+		t.Errorf("%d transactions were committed; %d succeeded and %d are unknown", halves, least, limit-least)
+	}
+	t.Logf("%d of %d committed, %d unknown", succeeded.Load(), goroutines*writes+3, unknown.Load())
+}
+
+// fromCancel reports whether the error is that of a cancelled context: as such, or
+// as the connection that it cut or kept from being made.
+func fromCancel(err error) bool {
+	for _, class := range []error{dblock.ErrCanceled, dblock.ErrLost, dblock.ErrUnavailable, context.Canceled} {
+		if errors.Is(err, class) {
+			return true
+		}
+	}
+	return false
+}
