@@ -39,7 +39,7 @@ func meaningOf(code string) (meaning, bool) {
 	case "25P02": // in_failed_sql_transaction
 		return meaning{dialect.Unsupported, "an earlier statement of the transaction failed: roll it back"}, true
 	case "25006": // read_only_sql_transaction, https://www.postgresql.org/docs/current/hot-standby.html#HOT-STANDBY-USERS
-		return meaning{dialect.Setup, "rows are locked by writing: use a read-write transaction on the primary"}, true
+		return meaning{dialect.Unsupported, "rows are locked by writing: use a read-write transaction on the primary"}, true
 	case "25P03": // idle_in_transaction_session_timeout, https://www.postgresql.org/docs/current/runtime-config-client.html#GUC-IDLE-IN-TRANSACTION-SESSION-TIMEOUT
 		return meaning{dialect.Lost, "idle_in_transaction_session_timeout is shorter than the pause between two statements"}, true
 	case "25P04": // transaction_timeout, https://www.postgresql.org/docs/current/runtime-config-client.html#GUC-TRANSACTION-TIMEOUT

@@ -40,7 +40,7 @@ func TestClassifyCodes(t *testing.T) {
 		"40001": {dialect.Serialization, dialect.RemainsAborted},
 		"25P01": {dialect.Unsupported, dialect.RemainsAborted},
 		"25P02": {dialect.Unsupported, dialect.RemainsAborted},
-		"25006": {dialect.Setup, dialect.RemainsAborted},
+		"25006": {dialect.Unsupported, dialect.RemainsAborted},
 		"25P03": {dialect.Lost, dialect.RemainsNothing},
 		"25P04": {dialect.Lost, dialect.RemainsNothing},
 		"57P01": {dialect.Lost, dialect.RemainsNothing},

@@ -118,6 +118,25 @@ func Open(ctx context.Context, dsn string, opts ...*Options) (*DB, error) {
 	if err != nil {
 		return nil, badDSN(dsn, err)
 	}
+	return openPool(ctx, config, opts)
+}
+
+// NewConfig is [Open] for an application that has a single connection, or only
+// knows how to make one: the pool's connections are made with the configuration,
+// such as conn.Config() of a *pgx.Conn.
+func NewConfig(ctx context.Context, config *pgx.ConnConfig, opts ...*Options) (*DB, error) {
+	if config == nil {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "the configuration is nil"}
+	}
+	pool, err := pgxpool.ParseConfig("")
+	if err != nil {
+		return nil, connectError(ctx, err)
+	}
+	pool.ConnConfig = config.Copy()
+	return openPool(ctx, pool, opts)
+}
+
+func openPool(ctx context.Context, config *pgxpool.Config, opts []*Options) (*DB, error) {
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, connectError(ctx, err)

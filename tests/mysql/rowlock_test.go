@@ -165,27 +165,34 @@ func TestCreatorsDoNotWaitForEachOthersConnections(t *testing.T) {
 	})
 }
 
+// poolVariables are the settings of several connections.
+func (e *env) poolVariables(t *testing.T, db *mysql.DB) (variables []map[string]string) {
+	t.Helper()
+	for range 3 {
+		conn, err := db.SQL().Conn(e.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close() // not before the others are checked out
+		variables = append(variables, e.sessionVariables(t, conn))
+	}
+	return variables
+}
+
+func (e *env) checkPoolVariables(t *testing.T, db *mysql.DB, before []map[string]string) {
+	t.Helper()
+	for i, after := range e.poolVariables(t, db) {
+		if !maps.Equal(before[i], after) {
+			t.Errorf("settings changed from %v to %v", before[i], after)
+		}
+	}
+}
+
 func TestCreatorLeavesThePoolsSettingsAlone(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		db := e.wrap(t, with(t, e.dsn, "innodb_lock_wait_timeout", "17", "autocommit", "0"), 0)
 		db.SQL().SetMaxIdleConns(10)
-		var before, after []map[string]string
-		conns := func() (variables []map[string]string) {
-			var out []*sql.Conn
-			for range 3 {
-				conn, err := db.SQL().Conn(e.ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
-				out = append(out, conn)
-				variables = append(variables, e.sessionVariables(t, conn))
-			}
-			for _, conn := range out {
-				conn.Close()
-			}
-			return variables
-		}
-		before = conns()
+		before := e.poolVariables(t, db)
 		tx := e.begin(t, db, nil)
 		if err := lock(e.ctx, db, tx, 1, 2); err != nil {
 			t.Fatal(err)
@@ -193,12 +200,7 @@ func TestCreatorLeavesThePoolsSettingsAlone(t *testing.T) {
 		if err := tx.Rollback(e.ctx); err != nil {
 			t.Fatal(err)
 		}
-		after = conns()
-		for i := range before {
-			if !maps.Equal(before[i], after[i]) {
-				t.Errorf("settings changed from %v to %v", before[i], after[i])
-			}
-		}
+		e.checkPoolVariables(t, db, before)
 		if n := value[int](t, e.ctx, e.admin, "SELECT COUNT(*) FROM locks"); n != 2 {
 			t.Errorf("%d rows were created and stayed", n)
 		}
@@ -249,6 +251,32 @@ func TestWhatATimeoutLeaves(t *testing.T) {
 	}
 	t.Run("default", func(t *testing.T) { each(t, test(false)) })
 	t.Run("innodb_rollback_on_timeout", func(t *testing.T) { eachPrivate(t, test(true), "innodb-rollback-on-timeout=ON") })
+}
+
+// MariaDB's NOWAIT would roll back what came before the wait.
+func TestWaitUnderRollbackOnTimeoutKeepsTheTransaction(t *testing.T) {
+	eachPrivate(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		e.exec(t, e.admin, "CREATE TABLE written (n INT) ENGINE = InnoDB")
+		holder, waiter := e.begin(t, db, nil), e.begin(t, db, nil)
+		if err := lock(e.ctx, db, holder, 1); err != nil {
+			t.Fatal(err)
+		}
+		id := value[int64](t, e.ctx, waiter.(dialect.Querier), "SELECT CONNECTION_ID()")
+		e.exec(t, waiter, "INSERT INTO written VALUES (1)")
+		result := make(chan error, 1)
+		go func() { result <- lock(e.ctx, db, waiter, 1) }()
+		e.awaitStatement(t, id, "SELECT id FROM % FOR UPDATE", 0)
+		if err := holder.Commit(e.ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(<-result, try(e.ctx, db, waiter, 2), waiter.Commit(e.ctx)); err != nil {
+			t.Fatal(err)
+		}
+		if n := value[int](t, e.ctx, e.admin, "SELECT COUNT(*) FROM written"); n != 1 {
+			t.Errorf("%d rows were committed, want 1", n)
+		}
+	}, "innodb-rollback-on-timeout=ON")
 }
 
 func TestRowLocksNeedATransaction(t *testing.T) {
@@ -316,6 +344,8 @@ func TestDeletedRowIsCreatedAgain(t *testing.T) {
 func TestCreatorDoesNotWaitForAGap(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		db := e.open(t)
+		db.SQL().SetMaxIdleConns(10)
+		before := e.poolVariables(t, db)
 		foreign := e.conn(t)
 		e.exec(t, foreign, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 		e.exec(t, foreign, "BEGIN")
@@ -330,6 +360,7 @@ func TestCreatorDoesNotWaitForAGap(t *testing.T) {
 			}
 			e.exec(t, tx, "SELECT 1")
 		}
+		e.checkPoolVariables(t, db, before)
 		e.exec(t, foreign, "ROLLBACK")
 		if err := lock(e.ctx, db, e.begin(t, db, nil), 1); err != nil {
 			t.Errorf("after the gap is free: %v", err)

@@ -221,3 +221,22 @@ func TestSessionPoolerIsAccepted(t *testing.T) {
 		})
 	}
 }
+
+// An application that has a single connection opens with its configuration.
+func TestOpenWithTheConfigurationOfAConnection(t *testing.T) {
+	conn, err := pgx.Connect(t.Context(), servers.Postgres(t).Database(t))
+	must(t, err)
+	defer conn.Close(t.Context())
+	db, err := postgres.NewConfig(t.Context(), conn.Config())
+	must(t, err)
+	defer db.Close()
+	s, err := db.OpenSession(t.Context(), dialect.SessionOptions{})
+	must(t, err)
+	defer s.Close()
+	if s.ID() == int64(conn.PgConn().PID()) {
+		t.Error("the session runs on the application's connection")
+	}
+
+	_, err = postgres.NewConfig(t.Context(), nil)
+	wantClass(t, err, dialect.InvalidOption)
+}
