@@ -41,6 +41,7 @@ var clauses = concat(
 	rowlockClauses,
 	deadlockClauses,
 	migrationsClauses,
+	readmeClauses,
 )
 
 func concat(lists ...[]clause) []clause {

@@ -35,14 +35,19 @@ func readmeTable(t *testing.T, h *Harness) {
 		t.Fatalf("the README's table has no column for %s: %q", db.Name(), rows[""])
 	}
 	features := db.Features()
-	for row, has := range map[string]bool{
-		"`advisory`: shared keys":       features.Shared,
-		"`advisory`: LockTx, TryLockTx": features.Transaction,
-	} {
-		want := "no"
-		if has {
-			want = "yes"
-		}
+	yes := map[bool]string{true: "yes", false: "no"}
+	says := map[string]string{
+		"`advisory`: shared keys":       yes[features.Shared],
+		"`advisory`: LockTx, TryLockTx": yes[features.Transaction],
+	}
+	noticed := "a session that the server ended is noticed"
+	switch {
+	case features.HearsLoss:
+		says[noticed] = "at once"
+	case db.Name() != "postgres": // where lib/pq is the exception that the text below the table names
+		says[noticed] = "by heartbeat"
+	}
+	for row, want := range says {
 		if rows[row] == nil || rows[row][column] != want {
 			t.Errorf("the README's row %q says %q, the code %q", row, rows[row], want)
 		}
