@@ -5,7 +5,8 @@ package tests
 import (
 	"testing"
 
+	"github.com/dblock-go/dblock/tests/program"
 	"github.com/dblock-go/dblock/tests/servers"
 )
 
-func TestMain(m *testing.M) { servers.Main(m) }
+func TestMain(m *testing.M) { servers.Main(m, program.Remove) }

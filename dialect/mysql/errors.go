@@ -36,7 +36,7 @@ const (
 // with #error_ and the symbol in lower case for one of them, and
 // https://mariadb.com/docs/server/reference/error-codes/mariadb-error-code-reference.
 var commonErrors = map[uint16]meaning{
-	errLockWaitTimeout: {dialect.Timeout, dialect.RemainsUsable, ""},                                       // ER_LOCK_WAIT_TIMEOUT; on MariaDB NOWAIT too. See also DB.Classify
+	errLockWaitTimeout: {dialect.Timeout, dialect.RemainsUsable, ""},                                       // ER_LOCK_WAIT_TIMEOUT; on MariaDB NOWAIT too. See also DB.meaning
 	errDeadlock:        {dialect.Deadlock, dialect.RemainsNothing, ""},                                     // ER_LOCK_DEADLOCK; on MariaDB of GET_LOCK too, which rolls nothing back
 	3058:               {dialect.Deadlock, dialect.RemainsUsable, ""},                                      // ER_USER_LOCK_DEADLOCK: of GET_LOCK
 	errLockNowait:      {dialect.NotAcquired, dialect.RemainsUsable, ""},                                   // ER_LOCK_NOWAIT
@@ -78,7 +78,7 @@ var commonErrors = map[uint16]meaning{
 
 	1193: {dialect.InvalidOption, dialect.RemainsUsable, "unknown parameters of a DSN become settings of the server: correct its name"},                // ER_UNKNOWN_SYSTEM_VARIABLE
 	1231: {dialect.InvalidOption, dialect.RemainsUsable, ""},                                                                                           // ER_WRONG_VALUE_FOR_VAR
-	1064: {dialect.Unsupported, dialect.RemainsUsable, "row locks need MySQL 8.0.1 or MariaDB 10.6"},                                                   // ER_PARSE_ERROR
+	1064: {dialect.Unsupported, dialect.RemainsUsable, "row locks need MySQL 8.0.1 or MariaDB 10.3"},                                                   // ER_PARSE_ERROR
 	1235: {dialect.Unsupported, dialect.RemainsUsable, "GET_LOCK does not work across a Galera cluster: connect to a single server, or use row locks"}, // ER_NOT_SUPPORTED_YET
 	1792: {dialect.Unsupported, dialect.RemainsUsable, "a read-only transaction cannot lock rows: begin it without ReadOnly"},                          // ER_CANT_EXECUTE_IN_READ_ONLY_TRANSACTION
 
@@ -89,6 +89,7 @@ var commonErrors = map[uint16]meaning{
 	1160: {dialect.Lost, dialect.RemainsNothing, ""},                            // ER_NET_ERROR_ON_WRITE
 	1161: {dialect.Lost, dialect.RemainsNothing, ""},                            // ER_NET_WRITE_INTERRUPTED
 	1927: {dialect.Lost, dialect.RemainsNothing, "somebody killed the session"}, // ER_CONNECTION_KILLED
+	3169: {dialect.Lost, dialect.RemainsNothing, "somebody killed the session"}, // ER_SESSION_WAS_KILLED
 	2006: {dialect.Lost, dialect.RemainsNothing, ""},                            // CR_SERVER_GONE_ERROR, from proxies
 	2013: {dialect.Lost, dialect.RemainsNothing, ""},                            // CR_SERVER_LOST, from proxies
 }

@@ -20,8 +20,8 @@
 //     own, on a second connection of the pool; and the server ends an abandoned
 //     wait at once only when told so by a second connection.
 //
-// Row locks need MySQL 8.0.1 or MariaDB 10.6, for SKIP LOCKED; advisory locks
-// MySQL 5.7.8 or MariaDB 10.1.1.
+// Row locks need MySQL 8.0.1 or MariaDB 10.3, for NOWAIT; advisory locks MySQL
+// 5.7.8 or MariaDB 10.1.1.
 package mysql
 
 import (
@@ -64,12 +64,13 @@ var _ dialect.DB = (*DB)(nil)
 // Sessions with locks take connections out of the pool. Of a pool with a limit of
 // three or more the DB takes one at once, to create rows of the lock table with,
 // for the transactions that need them may have all others; with a limit of two it
-// waits until the first row lock. One always stays for queries. [Open] gives locks
+// waits until the first row lock. One always stays for queries, so a pool of one
+// serves migrations only: locks get [dialect.Capacity] at once. [Open] gives locks
 // connections of their own. Close the DB before the pool.
 //
 // Errors: [dialect.InvalidOption], [dialect.Unavailable], [dialect.Denied],
-// [dialect.Unsafe] if locks would not be safe here, [dialect.Capacity] if the
-// pool allows only one connection, [dialect.Setup] if no database is selected.
+// [dialect.Unsafe] if locks would not be safe here, [dialect.Setup] if no database
+// is selected.
 func New(ctx context.Context, db *sql.DB, opts ...*Options) (*DB, error) {
 	o, err := atMostOne(opts)
 	if err != nil {
@@ -141,9 +142,9 @@ func (db *DB) SQL() *sql.DB { return db.pool }
 // Close closes the connections that the DB keeps, and all of a DB that [Open]
 // made. Sessions are for their owners to close.
 func (db *DB) Close() error {
-	db.side.close()
-	if !db.owned {
-		return nil
+	err := db.side.close()
+	if db.owned {
+		err = join(err, db.pool.Close())
 	}
-	return db.Classify(db.pool.Close())
+	return db.Classify(err)
 }

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/dblock-go/dblock/dialect"
@@ -65,6 +66,7 @@ type fakeServer struct {
 	held  map[string]int // name: connection
 	conns int
 	grant func(held bool) int64
+	moves atomic.Bool // a pooler gives the client another session
 }
 
 func (s *fakeServer) Connect(context.Context) (sqldriver.Conn, error) {
@@ -93,6 +95,8 @@ func (c *fakeConn) QueryContext(_ context.Context, query string, _ []sqldriver.N
 		return &fakeRows{"8.4.0", "shop"}, nil
 	case strings.HasPrefix(query, "SHOW"):
 		return &fakeRows{}, nil
+	case strings.HasPrefix(query, "SELECT CONNECTION_ID()"):
+		return &fakeRows{int64(c.id), "server"}, nil
 	}
 	match := call.FindStringSubmatch(query)
 	if match == nil {
@@ -118,7 +122,13 @@ func (c *fakeConn) QueryContext(_ context.Context, query string, _ []sqldriver.N
 			answer = 1
 		}
 	}
-	return &fakeRows{answer}, nil
+	if !strings.HasSuffix(query, ", CONNECTION_ID()") {
+		return &fakeRows{answer}, nil
+	}
+	if s.moves.Load() {
+		return &fakeRows{answer, int64(c.id + 1)}, nil
+	}
+	return &fakeRows{answer, int64(c.id)}, nil
 }
 
 type fakeRows []any
@@ -168,12 +178,44 @@ func TestProbeShowsWhetherGetLockExcludes(t *testing.T) {
 	}
 }
 
-func TestProbeNeedsTwoConnections(t *testing.T) {
+func TestGrantToAnotherSessionIsUnsafe(t *testing.T) {
+	server := &fakeServer{held: map[string]int{}, grant: func(held bool) int64 { return map[bool]int64{false: 1}[held] }}
+	pool := sql.OpenDB(server)
+	defer pool.Close()
+	db, err := New(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pool.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := db.OnConn(t.Context(), conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	request := dialect.Request{Keys: []dialect.Key{{Name: "a"}}}
+	if _, err := s.Acquire(t.Context(), request); err != nil {
+		t.Fatal(err)
+	}
+	server.moves.Store(true)
+	request.Keys[0].Name = "b"
+	if _, err := s.Acquire(t.Context(), request); !errors.Is(err, dialect.Unsafe) {
+		t.Errorf("a grant to another session: %v", err)
+	}
+}
+
+func TestAPoolOfOneHasNoSession(t *testing.T) {
 	pool := sql.OpenDB(&fakeServer{held: map[string]int{}, grant: func(held bool) int64 { return map[bool]int64{false: 1}[held] }})
 	defer pool.Close()
 	pool.SetMaxOpenConns(1)
-	if _, err := New(t.Context(), pool); !errors.Is(err, dialect.Capacity) || !strings.Contains(err.Error(), "SetMaxOpenConns") {
-		t.Errorf("a pool of one: %v", err)
+	db, err := New(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.OpenSession(t.Context(), dialect.SessionOptions{}); !errors.Is(err, dialect.Capacity) || !strings.Contains(err.Error(), "SetMaxOpenConns") {
+		t.Errorf("a session from a pool of one: %v", err)
 	}
 }
 

@@ -44,8 +44,7 @@ func (db *DB) OpenSession(ctx context.Context, o dialect.SessionOptions) (dialec
 	}
 	s := &session{db: db, conn: conn.Conn, destroy: conn.Destroy}
 	if err := s.start(ctx, db.flavor.settings(o), readWrite); err != nil {
-		conn.Destroy()
-		return nil, db.failure(ctx, err)
+		return nil, join(db.failure(ctx, err), conn.Destroy())
 	}
 	return s, nil
 }

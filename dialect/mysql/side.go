@@ -58,7 +58,9 @@ func (s *side) keep(ctx context.Context) error {
 	if s.kept != nil && alive(ctx, s.kept.Conn) {
 		return nil
 	}
-	s.drop()
+	if err := s.drop(); err != nil {
+		return err
+	}
 	conn, err := s.pinned.Take(ctx)
 	if err != nil {
 		return err
@@ -69,12 +71,14 @@ func (s *side) keep(ctx context.Context) error {
 }
 
 // drop has the turn.
-func (s *side) drop() {
-	if s.kept != nil {
-		s.kept.Destroy()
-		s.kept = nil
-	}
+func (s *side) drop() error {
 	s.keeps.Store(false)
+	if s.kept == nil {
+		return nil
+	}
+	err := s.kept.Destroy()
+	s.kept = nil
+	return err
 }
 
 // prepare takes the connection in time, before transactions have all that the pool
@@ -105,10 +109,16 @@ func (s *side) ofPool(ctx context.Context) (*sql.Conn, func(), error) {
 	return conn, func() { conn.Close() }, nil
 }
 
-func (s *side) close() {
-	s.turn <- struct{}{}
-	s.drop()
-	<-s.turn
+func (s *side) close() error {
+	bound := time.NewTimer(cleanUpWithin)
+	defer bound.Stop()
+	select {
+	case s.turn <- struct{}{}:
+	case <-bound.C:
+		return &dialect.Error{Class: dialect.Capacity, Hint: "a call is still creating rows of the lock table: close the DB after all calls have returned"}
+	}
+	defer func() { <-s.turn }()
+	return s.drop()
 }
 
 // alive asks the driver whether the server has closed the connection, which

@@ -14,9 +14,6 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"runtime/debug"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,39 +21,14 @@ import (
 	"time"
 
 	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/tests/program"
 	"github.com/dblock-go/dblock/tests/servers"
 )
 
-func TestMain(m *testing.M) { servers.Main(m) }
+func TestMain(m *testing.M) { servers.Main(m, program.Remove) }
 
 // patience is how long anything may take before the test gives up.
 const patience = time.Minute
-
-// buildCommand builds the command, once. Its place is fixed, so that nothing
-// piles up; the rename lets others run the old one.
-var buildCommand = sync.OnceValues(func() (string, error) {
-	folder := filepath.Join(os.TempDir(), fmt.Sprintf("dblock-command-%d", os.Getuid()))
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return "", err
-	}
-	path := filepath.Join(folder, "dblock")
-	fresh := fmt.Sprintf("%s.%d", path, os.Getpid())
-	build := exec.Command("go", "build", "-o", fresh)
-	if raceEnabled() {
-		build.Args = append(build.Args, "-race")
-	}
-	build.Args = append(build.Args, "./cmd/dblock")
-	build.Dir = filepath.Join("..", "..")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the command: %w\n%s", err, out)
-	}
-	return path, os.Rename(fresh, path)
-})
-
-func raceEnabled() bool {
-	info, ok := debug.ReadBuildInfo()
-	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
-}
 
 // process is a dblock that runs. It ends with the test at the latest.
 type process struct {
@@ -71,11 +43,7 @@ type process struct {
 // command prepares a dblock in a session of its own, and so without a terminal.
 func command(t *testing.T, dsn string, args ...string) *exec.Cmd {
 	t.Helper()
-	path, err := buildCommand()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(path, args...)
+	cmd := exec.Command(program.Build(t, "cmd/dblock"), args...)
 	// The race detector waits for a second at every exit; a race is exit code 66.
 	cmd.Env = append(os.Environ(), "DBLOCK_DSN="+dsn, "GORACE=atexit_sleep_ms=0")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -69,14 +69,7 @@ func advisoryLimits(t *testing.T, h *Harness) {
 	// The longest limits wait, and do not fail as numbers that are too large.
 	for _, limit := range []time.Duration{0, 24 * 365 * 100 * time.Hour, math.MaxInt64} {
 		l := newLocker(t, db, &advisory.Options{WaitLimit: limit})
-		granted := make(chan error)
-		go func() {
-			next, err := l.Lock(testContext(t), key)
-			if err == nil {
-				err = next.Release(testContext(t))
-			}
-			granted <- err
-		}()
+		granted := passes(testContext(t), l, key)
 		d.waiting(t, key, 1)
 		mustRelease(t, lock)
 		if err := <-granted; err != nil {
@@ -99,14 +92,7 @@ func advisoryCrossing(t *testing.T, h *Harness) {
 	for range 100 {
 		lock := mustLock(t, holders, key)
 		ctx, cancel := context.WithCancel(t.Context())
-		result := make(chan error)
-		go func() {
-			next, err := waiters.Lock(ctx, key)
-			if err == nil {
-				err = next.Release(testContext(t))
-			}
-			result <- err
-		}()
+		result := passes(ctx, waiters, key)
 		d.waiting(t, key, 1)
 		// Who is first differs from round to round.
 		crossing := time.AfterFunc(time.Duration(random.IntN(1000))*time.Microsecond, cancel)
@@ -140,14 +126,7 @@ func advisoryCancelledWaiter(t *testing.T, h *Harness) {
 		cancelled <- err
 	}()
 	d.waiting(t, key, 1)
-	granted := make(chan error)
-	go func() {
-		next, err := third.Lock(testContext(t), key)
-		if err == nil {
-			err = next.Release(testContext(t))
-		}
-		granted <- err
-	}()
+	granted := passes(testContext(t), third, key)
 	d.waiting(t, key, 2)
 	cancel()
 	if err := <-cancelled; !errors.Is(err, dblock.ErrCanceled) {

@@ -27,14 +27,7 @@ func advisoryExclusion(t *testing.T, h *Harness) {
 
 	// A waiter gets the key when the holder gives it back.
 	lock := mustLock(t, mine, key)
-	granted := make(chan error)
-	go func() {
-		next, err := others.Lock(testContext(t), key)
-		if err == nil {
-			err = next.Release(testContext(t))
-		}
-		granted <- err
-	}()
+	granted := passes(testContext(t), others, key)
 	d.waiting(t, key, 1)
 	mustRelease(t, lock)
 	if err := <-granted; err != nil {

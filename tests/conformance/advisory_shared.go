@@ -44,14 +44,7 @@ func advisoryShared(t *testing.T, h *Harness) {
 
 	// A try does not overtake a queued writer.
 	reader := mustLock(t, a, key.Shared())
-	writer := make(chan error)
-	go func() {
-		lock, err := b.Lock(testContext(t), key)
-		if err == nil {
-			err = lock.Release(testContext(t))
-		}
-		writer <- err
-	}()
+	writer := passes(testContext(t), b, key)
 	d.waiting(t, key, 1)
 	mustBeHeld(t, newLocker(t, d.Open(t)), key.Shared())
 	mustRelease(t, reader)

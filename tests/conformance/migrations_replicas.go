@@ -211,9 +211,9 @@ func migrationsScope(t *testing.T, h *Harness) {
 func migrationsSmallPool(t *testing.T, h *Harness) {
 	d := h.Database(t)
 	slow := newGate([]string{createEntries[0]}, nil)
-	first := deploy(t, up(d.openSingle(t), nil, slow.up(1)))
+	first := deploy(t, up(d.OpenMax(t, 1), nil, slow.up(1)))
 	slow.begins(t, first)
-	second := deploy(t, up(d.openSingle(t), nil, slow.up(1)))
+	second := deploy(t, up(d.OpenMax(t, 1), nil, slow.up(1)))
 	// The pool may have no connection left for the question who is in the way.
 	if e := second.hears(t, dblock.EventWaiting); e.Blocker == nil && e.Err == nil {
 		t.Error("no holder, and no reason why it is unknown")
@@ -223,18 +223,6 @@ func migrationsSmallPool(t *testing.T, h *Harness) {
 		t.Errorf("applied %v", got)
 	}
 	d.recorded(t, versionTable, 0, 1)
-}
-
-// openSingle is one more application, whose pool has one connection. Some
-// databases need a second one to be opened.
-func (d *Database) openSingle(t testing.TB) dblock.DB {
-	t.Helper()
-	if d.DB.Name() == "postgres" {
-		return d.OpenMax(t, 1)
-	}
-	db := d.Open(t)
-	db.SQL().SetMaxOpenConns(1)
-	return db
 }
 
 func migrationsWaitLimit(t *testing.T, h *Harness) {

@@ -7,26 +7,11 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"sync"
 	"testing"
-)
 
-// buildWorker builds tests/worker, once for all tests of the binary. Its place
-// is fixed, so that nothing piles up; the rename lets others run the old one.
-var buildWorker = sync.OnceValues(func() (string, error) {
-	folder := filepath.Join(os.TempDir(), fmt.Sprintf("dblock-worker-%d", os.Getuid()))
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return "", err
-	}
-	path := filepath.Join(folder, "worker.exe")
-	fresh := fmt.Sprintf("%s.%d", path, os.Getpid())
-	out, err := exec.Command("go", "build", "-o", fresh, "github.com/dblock-go/dblock/tests/worker").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("build tests/worker: %w\n%s", err, out)
-	}
-	return path, os.Rename(fresh, path)
-})
+	"github.com/dblock-go/dblock/tests/program"
+)
 
 // worker is a process that runs a command of tests/worker. It ends with the
 // test at the latest.
@@ -41,11 +26,8 @@ type worker struct {
 
 func startWorker(t testing.TB, args ...string) *worker {
 	t.Helper()
-	path, err := buildWorker()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &worker{t: t, cmd: exec.Command(path, args...), lines: make(chan string, 1000)}
+	w := &worker{t: t, cmd: exec.Command(program.Build(t, "tests/worker"), args...), lines: make(chan string, 1000)}
+	w.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0") // else each exit takes a second
 	w.cmd.Stderr = &w.stderr
 	stdout, err := w.cmd.StdoutPipe()
 	if err != nil {

@@ -13,47 +13,17 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/dblock-go/dblock/tests/program"
 	"github.com/dblock-go/dblock/tests/servers"
 )
 
-func TestMain(m *testing.M) { servers.Main(m) }
-
-// command builds the command, once, where any account can run it. Its place is
-// fixed, so that nothing piles up; the rename lets others run the old one.
-var command = sync.OnceValues(func() (string, error) {
-	folder := filepath.Join(os.TempDir(), fmt.Sprintf("dblock-demo-command-%d", os.Getuid()))
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return "", err
-	}
-	path := filepath.Join(folder, "dblock")
-	if runtime.GOOS == "windows" {
-		path = filepath.Join(folder, "dblock.exe")
-	}
-	fresh := fmt.Sprintf("%s.%d", path, os.Getpid())
-	build := exec.Command("go", "build", "-o", fresh)
-	if raceEnabled() {
-		build.Args = append(build.Args, "-race")
-	}
-	build.Args = append(build.Args, "./cmd/dblock")
-	build.Dir = filepath.Join("..", "..")
-	if output, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the command: %w\n%s", err, output)
-	}
-	return path, os.Rename(fresh, path)
-})
-
-func raceEnabled() bool {
-	info, ok := debug.ReadBuildInfo()
-	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
-}
+func TestMain(m *testing.M) { servers.Main(m, program.Remove) }
 
 // run is one dblock demo under test.
 type run struct {
@@ -67,12 +37,9 @@ type run struct {
 // newRun prepares a demo with the environment of the test, less what unset names.
 func newRun(t *testing.T, unset []string, args ...string) *run {
 	t.Helper()
-	path, err := command()
-	if err != nil {
-		t.Fatal(err)
-	}
 	r := &run{mark: fmt.Sprintf("DBLOCK_DEMO_TEST=%s-%d", t.Name(), os.Getpid())}
 	// Not t.TempDir: other accounts cannot get there.
+	var err error
 	if r.temp, err = os.MkdirTemp("", "dblock-demo-test-"); err != nil {
 		t.Fatal(err)
 	}
@@ -80,14 +47,14 @@ func newRun(t *testing.T, unset []string, args ...string) *run {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(r.temp) })
-	r.cmd = exec.Command(path, append([]string{"demo"}, args...)...)
+	r.cmd = exec.Command(program.Build(t, "cmd/dblock"), append([]string{"demo"}, args...)...)
 	unset = append(unset, "DBLOCK_DSN")
 	for _, variable := range os.Environ() {
 		if name, _, _ := strings.Cut(variable, "="); !slices.Contains(unset, name) {
 			r.cmd.Env = append(r.cmd.Env, variable)
 		}
 	}
-	r.cmd.Env = append(r.cmd.Env, "TMPDIR="+r.temp, r.mark)
+	r.cmd.Env = append(r.cmd.Env, "TMPDIR="+r.temp, r.mark, "GORACE=atexit_sleep_ms=0")
 	r.cmd.Stderr = &r.stderr
 	return r
 }

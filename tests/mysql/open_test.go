@@ -57,10 +57,6 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 		}
 		_, err := mysql.New(e.ctx, e.server.Open(t, change(func(u *url.URL) { u.Path = "/" })))
 		wantClass(t, err, dialect.Setup)
-		pool := e.server.Open(t, e.dsn)
-		pool.SetMaxOpenConns(1)
-		_, err = mysql.New(e.ctx, pool)
-		wantClass(t, err, dialect.Capacity)
 	})
 }
 

@@ -135,32 +135,39 @@ func TestCancelledRowLockLeavesTheServersQueue(t *testing.T) {
 	})
 }
 
-// Handlers with transactions of their own, more at once than connections, each
-// with a new key.
-func TestCreatorsDoNotWaitForEachOthersConnections(t *testing.T) {
+// Handlers with transactions of their own lock new keys, alone and together, and
+// roll back: no deadlock, which nobody retries here, and no wait for each other's
+// connections, of which there may be fewer than handlers.
+func TestFirstUseOfKeysByACrowd(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
-		db := e.wrap(t, e.dsn, 4)
-		var all sync.WaitGroup
-		for i := range int64(24) {
-			all.Go(func() {
-				for round := range int64(4) {
-					tx, err := db.SQL().BeginTx(e.ctx, repeatableRead)
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					if err := lock(e.ctx, db, tx, 100*round+i, 100*round+50+i%5); err != nil {
-						t.Error(err)
-					}
-					if err := tx.Rollback(); err != nil {
-						t.Error(err)
-					}
+		for i, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
+			for _, maxConns := range []int{4, 0} {
+				db := e.wrap(t, e.dsn, maxConns)
+				e.exec(t, e.admin, "TRUNCATE locks")
+				var all sync.WaitGroup
+				for goroutine := range int64(50) {
+					all.Go(func() {
+						for round := range int64(2) {
+							tx, err := db.SQL().BeginTx(e.ctx, &sql.TxOptions{Isolation: isolation})
+							if err != nil {
+								t.Error(err)
+								return
+							}
+							own, common := 1000*round+goroutine, 1000*round+500+goroutine%5
+							if err := lock(e.ctx, db, tx, own, common); err != nil {
+								t.Errorf("%v, %d connections: %v", isolation, maxConns, err)
+							}
+							if err := tx.Rollback(); err != nil {
+								t.Error(err)
+							}
+						}
+					})
 				}
-			})
-		}
-		all.Wait()
-		if n := value[int](t, e.ctx, e.admin, "SELECT COUNT(*) FROM locks"); n != 4*(24+5) {
-			t.Errorf("%d rows", n)
+				all.Wait()
+				if n := value[int](t, e.ctx, e.admin, "SELECT COUNT(*) FROM locks"); n != 2*(50+5) {
+					t.Errorf("case %d: %d rows", i, n)
+				}
+			}
 		}
 	})
 }

@@ -86,10 +86,14 @@ type registry struct {
 
 var shared = registry{servers: map[Kind]func() (*Server, error){}, folders: map[string]string{}}
 
-// Main runs the tests and then stops the servers that they shared. It does not return.
-func Main(m *testing.M) {
+// Main runs the tests, then stops the servers that they shared and calls what else has to be cleaned
+// up. It does not return.
+func Main(m *testing.M, cleanups ...func()) {
 	code := m.Run()
 	shared.close()
+	for _, cleanup := range cleanups {
+		cleanup()
+	}
 	os.Exit(code)
 }
 
