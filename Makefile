@@ -14,7 +14,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 test: servers ## run all tests, on real servers
-	$(call in_modules,go test -race -count=1 -timeout 10m ./...)
+	$(call in_modules,go test -race -count=1 -timeout 20m ./...)
 
 servers: ## install the database servers that the tests use
 	-@scripts/install-servers

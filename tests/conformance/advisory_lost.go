@@ -64,8 +64,8 @@ func advisoryKilled(t *testing.T, h *Harness) {
 	if err := lock.Release(testContext(t)); !errors.Is(err, dblock.ErrLost) {
 		t.Errorf("Release at once: %v", err)
 	}
+	d.nothingLeft(t) // the server tells the client first, and then frees the key
 	mustBeFree(t, others, key)
-	d.nothingLeft(t)
 }
 
 // The server's idle timeouts end what gives no sign of life; a hold does.

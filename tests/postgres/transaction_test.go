@@ -285,7 +285,7 @@ func TestRowLockWithoutATableNamesTheSetup(t *testing.T) {
 
 		readOnly := begin(t, db, &sql.TxOptions{ReadOnly: true})
 		_, err = db.LockRows(t.Context(), readOnly, dialect.RowRequest{Keys: keys(1)})
-		wantClass(t, err, dialect.Setup)
+		wantClass(t, err, dialect.Unsupported)
 		wantText(t, err, "read-write transaction")
 		exec(t, readOnly, "SELECT 1")
 	})
