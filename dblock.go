@@ -28,8 +28,9 @@ import (
 // one of what an application already has, their Open of a DSN.
 type DB = dialect.DB
 
-// Tx is a transaction: *sql.Tx, those of sqlx, gorm and ent, and what
-// postgres.Tx makes of a pgx.Tx.
+// Tx is a transaction: *sql.Tx and those of sqlx and ent, what postgres.Tx makes
+// of a pgx.Tx, and of a *gorm.DB in a transaction its
+// Statement.ConnPool.(dblock.Tx).
 type Tx = dialect.Tx
 
 // Mode is how a key is held.
@@ -104,6 +105,16 @@ func (k Key) String() string {
 		}
 	}
 	return strings.Join(parts, "/")
+}
+
+// label is String, shortened so that texts stay readable.
+func (k Key) label() string {
+	const longest = 100
+	text := k.String()
+	if len(text) <= longest {
+		return text
+	}
+	return strings.ToValidUTF8(text[:longest], "") + "…"
 }
 
 // Valid is false for a key without a single byte.

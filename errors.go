@@ -55,11 +55,12 @@ const (
 // Blocker is who holds, or waits for, a key, as far as the server tells.
 type Blocker = dialect.Holding
 
-// Error is what every call of dblock returns when it fails.
+// Error is what the calls of the features return when they fail. The dialects'
+// constructors return a *dialect.Error, which matches the sentinels too.
 type Error struct {
 	Op      string   // what was tried: "lock", "try", "release", "migrate up", …
 	Dialect string   // postgres, mysql, mariadb or sqlserver
-	Keys    []string // the keys of the call, for people to read
+	Keys    []string // the keys of the call, for people to read; very long ones shortened
 	Code    string   // the server's own code, if it gave one
 	Blocker *Blocker // who is in the way, where the server tells
 	Err     error    // the cause; matches one of the sentinels
@@ -77,7 +78,7 @@ func NewError(op string, db DB, keys []Key, err error) error {
 		e.Code = cause.Code
 	}
 	for _, k := range keys {
-		e.Keys = append(e.Keys, k.String())
+		e.Keys = append(e.Keys, k.label())
 	}
 	return e
 }

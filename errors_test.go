@@ -62,6 +62,13 @@ func TestErrorAboutManyKeysStaysShort(t *testing.T) {
 	}
 }
 
+func TestErrorAboutALongKeyStaysShort(t *testing.T) {
+	err := dblock.NewError("lock", named{}, []dblock.Key{dblock.NewKey(strings.Repeat("🔒", 100_000))}, dblock.ErrTimeout)
+	if text := err.Error(); len(text) > 200 || !strings.Contains(text, "🔒…") {
+		t.Errorf("%d bytes: %.200s", len(text), text)
+	}
+}
+
 func TestObserverFunc(t *testing.T) {
 	var heard dblock.Event
 	var o dblock.Observer = dblock.ObserverFunc(func(_ context.Context, e dblock.Event) { heard = e })

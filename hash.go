@@ -103,7 +103,7 @@ func caseFree(c byte) byte {
 // Resolve computes what a database locks for the key; see [Key.Name] for the
 // scope.
 func (k Key) Resolve(scope string) dialect.Key {
-	r := dialect.Key{ID: k.id, Label: k.String(), Mode: k.mode}
+	r := dialect.Key{ID: k.id, Label: k.label(), Mode: k.mode}
 	if k.raw {
 		r.Name = strconv.FormatInt(k.id, 10)
 	} else {

@@ -38,7 +38,7 @@ type Event struct {
 
 // Observer hears of the life of locks: for logs, metrics, traces. It is called
 // on the goroutine that does the work, from several at once, so it must be
-// quick and safe for concurrent use.
+// quick, safe for concurrent use, and not panic.
 type Observer interface {
 	Observe(ctx context.Context, e Event)
 }
@@ -46,8 +46,12 @@ type Observer interface {
 // ObserverFunc makes an Observer of a function.
 type ObserverFunc func(ctx context.Context, e Event)
 
-// Observe calls f.
-func (f ObserverFunc) Observe(ctx context.Context, e Event) { f(ctx, e) }
+// Observe calls f, if there is one.
+func (f ObserverFunc) Observe(ctx context.Context, e Event) {
+	if f != nil {
+		f(ctx, e)
+	}
+}
 
 // SlogObserver logs each event: what is lost as an error, waits and retries as
 // warnings, the rest at debug level. A nil logger means slog.Default.

@@ -50,8 +50,8 @@ type idleSession struct {
 // New makes a Locker. It connects with the first call. At most one Options value
 // may be given. Errors: [dblock.ErrInvalidOption].
 func New(db dblock.DB, opts ...*Options) (*Locker, error) {
-	if db == nil {
-		return nil, fmt.Errorf("dblock: advisory.New: %w", invalid("the database is nil"))
+	if dialect.IsNil(db) {
+		return nil, fmt.Errorf("dblock: advisory.New: %w", dialect.Invalidf("the database is nil"))
 	}
 	o, err := resolve(db, opts)
 	if err != nil {
@@ -92,6 +92,9 @@ func (l *Locker) TryLock(ctx context.Context, keys ...dblock.Key) (*Lock, error)
 // lost in the meantime is an error even if fn returned nil, since part of fn
 // may have run unguarded.
 func (l *Locker) Do(ctx context.Context, fn func(ctx context.Context) error, keys ...dblock.Key) (err error) {
+	if fn == nil {
+		return dblock.NewError("do", l.db, keys, dialect.Invalidf("the function is nil"))
+	}
 	lock, err := l.Lock(ctx, keys...)
 	if err != nil {
 		return err
@@ -167,7 +170,7 @@ func (l *Locker) acquire(ctx context.Context, op string, try bool, keys []dblock
 		case err == nil:
 			lock := newLock(ctx, s, keys, locked, tokens)
 			if s.add(lock) {
-				l.observe(ctx, dblock.Event{Kind: dblock.EventAcquired, Keys: keys, Duration: time.Since(began)})
+				l.observeGrant(ctx, lock, time.Since(began))
 				return lock, nil
 			}
 			err = context.Cause(s.ended)
@@ -355,6 +358,19 @@ func (l *Locker) announceWait(ctx context.Context, keys []dblock.Key, locked []d
 			<-done
 		}
 	}
+}
+
+// observeGrant releases the lock if the observer panics, since nobody would have
+// it.
+func (l *Locker) observeGrant(ctx context.Context, lock *Lock, waited time.Duration) {
+	returned := false
+	defer func() {
+		if !returned {
+			lock.session.discard(lock)
+		}
+	}()
+	l.observe(ctx, dblock.Event{Kind: dblock.EventAcquired, Keys: lock.keys, Duration: waited})
+	returned = true
 }
 
 func (l *Locker) observe(ctx context.Context, e dblock.Event) {

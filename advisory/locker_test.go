@@ -50,8 +50,10 @@ func TestOptionsThatCannotBeMeant(t *testing.T) {
 			t.Errorf("%+v: %v", opts, err)
 		}
 	}
-	if _, err := advisory.New(nil); !errors.Is(err, dblock.ErrInvalidOption) {
-		t.Errorf("nil database: %v", err)
+	for _, db := range []dblock.DB{nil, (*fakeServer)(nil)} {
+		if _, err := advisory.New(db); !errors.Is(err, dblock.ErrInvalidOption) {
+			t.Errorf("nil database: %v", err)
+		}
 	}
 	if _, err := advisory.New(f, nil); err != nil {
 		t.Errorf("nil options: %v", err)
@@ -202,6 +204,29 @@ func TestPanicReleasesAndGoesOn(t *testing.T) {
 		}
 	}()
 	_ = l.Do(t.Context(), func(context.Context) error { panic("boom") }, key)
+}
+
+func TestAPanickingObserverLeavesNothingHeld(t *testing.T) {
+	f := newFakeServer()
+	l := newLocker(t, f, &advisory.Options{Observer: dblock.ObserverFunc(func(context.Context, dblock.Event) { panic("boom") })})
+	func() {
+		defer func() {
+			if r := recover(); r != "boom" {
+				t.Errorf("recovered %v", r)
+			}
+		}()
+		_, _ = l.Lock(t.Context(), key)
+	}()
+	if f.held() != 0 {
+		t.Error("held by nobody")
+	}
+}
+
+func TestDoWithoutAFunctionIsRefused(t *testing.T) {
+	f := newFakeServer()
+	if err := newLocker(t, f, nil).Do(t.Context(), nil, key); !errors.Is(err, dblock.ErrInvalidOption) || f.opened != 0 {
+		t.Errorf("%v", err)
+	}
 }
 
 func TestWaitLimitAndDeadlineAreTimeouts(t *testing.T) {

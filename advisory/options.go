@@ -1,7 +1,6 @@
 package advisory
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/dblock-go/dblock"
@@ -42,15 +41,15 @@ func resolve(db dblock.DB, given []*Options) (Options, error) {
 	var o Options
 	switch {
 	case len(given) > 1:
-		return o, invalid("give at most one Options value, not %d", len(given))
+		return o, dialect.Invalidf("give at most one Options value, not %d", len(given))
 	case len(given) == 1 && given[0] != nil:
 		o = *given[0]
 	}
 	if o.KeepAlive != 0 && o.KeepAlive < keepAliveMin {
-		return o, invalid("KeepAlive %v: at least %v, or 0 for the default", o.KeepAlive, keepAliveMin)
+		return o, dialect.Invalidf("KeepAlive %v: at least %v, or 0 for the default", o.KeepAlive, keepAliveMin)
 	}
 	if o.WaitLimit < 0 {
-		return o, invalid("WaitLimit %v: must not be negative; 0 means no limit", o.WaitLimit)
+		return o, dialect.Invalidf("WaitLimit %v: must not be negative; 0 means no limit", o.WaitLimit)
 	}
 	if o.KeepAlive == 0 {
 		o.KeepAlive = keepAliveDefault
@@ -62,10 +61,6 @@ func resolve(db dblock.DB, given []*Options) (Options, error) {
 		o.Application = "dblock"
 	}
 	return o, nil
-}
-
-func invalid(format string, args ...any) error {
-	return &dialect.Error{Class: dblock.ErrInvalidOption, Hint: fmt.Sprintf(format, args...)}
 }
 
 // table is where fencing numbers come from, nil if none are wanted.

@@ -190,3 +190,14 @@ func (s *session) remove(lock *Lock) {
 	defer s.mu.Unlock()
 	delete(s.locks, lock)
 }
+
+// discard ends the session because of a lock that nobody got, without a word to
+// the observer.
+func (s *session) discard(lock *Lock) {
+	s.remove(lock)
+	lock.finish(errReleased)
+	_ = s.use(context.Background(), func() error {
+		s.close(errReleased)
+		return nil
+	})
+}

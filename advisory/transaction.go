@@ -41,8 +41,8 @@ func (l *Locker) acquireTx(ctx context.Context, op string, tx dblock.Tx, try boo
 	case !ok:
 		return dblock.NewError(op, l.db, keys, &dialect.Error{Class: dblock.ErrUnsupported,
 			Hint: "its advisory locks belong to sessions; use package rowlock, whose locks end with the transaction"})
-	case tx == nil:
-		return dblock.NewError(op, l.db, keys, invalid("the transaction is nil"))
+	case dialect.IsNil(tx):
+		return dblock.NewError(op, l.db, keys, dialect.Invalidf("the transaction is nil"))
 	case !l.begin():
 		return dblock.NewError(op, l.db, keys, errLockerClosed)
 	}

@@ -51,7 +51,7 @@ func is(db dblock.DB, err error, class dialect.Class) bool {
 // classify leaves the error alone where dblock has said already what it means:
 // MySQL and MariaDB use one code for cases which their dialect tells apart.
 func classify(db dblock.DB, err error) error {
-	if db == nil || dialect.ClassOf(err) != "" {
+	if dialect.IsNil(db) || dialect.ClassOf(err) != "" {
 		return err
 	}
 	return db.Classify(err)

@@ -20,6 +20,9 @@ import (
 // Errors: [dblock.ErrInvalidKey], and [dblock.ErrUnsupported] for shared keys
 // where the database has no shared mode.
 func Order(db dblock.DB, keys ...dblock.Key) ([]dialect.Key, error) {
+	if dialect.IsNil(db) {
+		return nil, dialect.Invalidf("the database is nil")
+	}
 	features := db.Features()
 	byLock := byID
 	if features.ByName {
@@ -31,6 +34,9 @@ func Order(db dblock.DB, keys ...dblock.Key) ([]dialect.Key, error) {
 // OrderRows is [Order] for the rows of a lock table, which are always locked by
 // the key's id and exclusively.
 func OrderRows(db dblock.DB, keys ...dblock.Key) ([]dialect.Key, error) {
+	if dialect.IsNil(db) {
+		return nil, dialect.Invalidf("the database is nil")
+	}
 	return order(db, keys, "", false, byID)
 }
 

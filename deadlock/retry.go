@@ -43,11 +43,11 @@ func (o *RetryOptions) withDefaults() (RetryOptions, error) {
 	filled := *o
 	switch {
 	case filled.Attempts < 0:
-		return filled, invalid("Attempts is %d: at least 1, or 0 for the default", filled.Attempts)
+		return filled, dialect.Invalidf("Attempts is %d: at least 1, or 0 for the default", filled.Attempts)
 	case filled.Backoff < 0:
-		return filled, invalid("Backoff is %v: more than zero, or 0 for the default", filled.Backoff)
+		return filled, dialect.Invalidf("Backoff is %v: more than zero, or 0 for the default", filled.Backoff)
 	case filled.MaxBackoff < 0:
-		return filled, invalid("MaxBackoff is %v: more than zero, or 0 for the default", filled.MaxBackoff)
+		return filled, dialect.Invalidf("MaxBackoff is %v: more than zero, or 0 for the default", filled.MaxBackoff)
 	}
 	if filled.Attempts == 0 {
 		filled.Attempts = 10
@@ -59,13 +59,9 @@ func (o *RetryOptions) withDefaults() (RetryOptions, error) {
 		filled.MaxBackoff = max(time.Second, filled.Backoff)
 	}
 	if filled.MaxBackoff < filled.Backoff {
-		return filled, invalid("MaxBackoff %v is less than Backoff %v", filled.MaxBackoff, filled.Backoff)
+		return filled, dialect.Invalidf("MaxBackoff %v is less than Backoff %v", filled.MaxBackoff, filled.Backoff)
 	}
 	return filled, nil
-}
-
-func invalid(format string, args ...any) error {
-	return &dialect.Error{Class: dblock.ErrInvalidOption, Hint: fmt.Sprintf(format, args...)}
 }
 
 // backoff is exponential with full jitter:
@@ -94,12 +90,12 @@ func (o RetryOptions) backoff() retry.Backoff {
 // passes through.
 func Retry(ctx context.Context, db dblock.DB, fn func(ctx context.Context) error, opts ...*RetryOptions) error {
 	switch {
-	case db == nil:
-		return fmt.Errorf("dblock: retry: %w", invalid("db is nil"))
+	case dialect.IsNil(db):
+		return fmt.Errorf("dblock: retry: %w", dialect.Invalidf("db is nil"))
 	case fn == nil:
-		return fmt.Errorf("dblock: retry: %w", invalid("fn is nil"))
+		return fmt.Errorf("dblock: retry: %w", dialect.Invalidf("fn is nil"))
 	case len(opts) > 1:
-		return dblock.NewError("retry", db, nil, invalid("%d RetryOptions: at most one", len(opts)))
+		return dblock.NewError("retry", db, nil, dialect.Invalidf("%d RetryOptions: at most one", len(opts)))
 	}
 	var o *RetryOptions
 	if len(opts) == 1 {

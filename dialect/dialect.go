@@ -14,6 +14,7 @@ package dialect
 import (
 	"context"
 	"database/sql"
+	"reflect"
 	"time"
 )
 
@@ -58,6 +59,13 @@ type Features struct {
 	// HearsLoss: Session.Idle notices at once that the server ended the session.
 	// Elsewhere only a heartbeat does.
 	HearsLoss bool
+}
+
+// IsNil reports whether an interface holds nothing, or a nil pointer, as after a
+// constructor whose error was not looked at.
+func IsNil(v any) bool {
+	value := reflect.ValueOf(v)
+	return !value.IsValid() || (value.Kind() == reflect.Pointer && value.IsNil())
 }
 
 // DB is a database that dblock locks with. The dialects' constructors return

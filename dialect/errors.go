@@ -74,6 +74,11 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Class, e.Err}
 }
 
+// Invalidf is an error of class InvalidOption whose hint says what is wrong.
+func Invalidf(format string, args ...any) error {
+	return &Error{Class: InvalidOption, Hint: fmt.Sprintf(format, args...)}
+}
+
 // ClassOf is the class of an error that a dialect returned, empty if it has none.
 func ClassOf(err error) Class {
 	var class Class

@@ -48,7 +48,7 @@ const (
 // returns [dblock.ErrLost] or [dblock.ErrNotHeld] if the guard was gone before:
 // what ran since then may have run unguarded.
 func SessionLocker(db dblock.DB, opts ...*Options) (lock.SessionLocker, error) {
-	if db == nil {
+	if dialect.IsNil(db) {
 		return nil, errNilDB
 	}
 	o, err := resolve(opts)

@@ -44,7 +44,7 @@ func UpTo(ctx context.Context, db dblock.DB, fsys fs.FS, version int64, opts ...
 		return nil, err
 	}
 	if version < 1 {
-		return nil, r.error(invalid("version %d: must be at least 1", version))
+		return nil, r.error(dialect.Invalidf("version %d: must be at least 1", version))
 	}
 	results, err := r.UpTo(ctx, version)
 	return r.outcome(results, err)
@@ -108,7 +108,7 @@ const (
 )
 
 func newRun(db dblock.DB, op string, fsys fs.FS, opts []*Options, guard bool) (*run, error) {
-	if db == nil {
+	if dialect.IsNil(db) {
 		return nil, errNilDB
 	}
 	r := &run{db: db, op: op}

@@ -49,16 +49,16 @@ func resolve(given []*Options) (Options, error) {
 		o.VersionTable = goose.DefaultTablename
 	}
 	if !tableName.MatchString(o.VersionTable) {
-		return o, invalid("VersionTable %q: letters, digits and underscores, with a schema and a dot in front if need be", o.VersionTable)
+		return o, dialect.Invalidf("VersionTable %q: letters, digits and underscores, with a schema and a dot in front if need be", o.VersionTable)
 	}
 	if o.WaitLimit < 0 {
-		return o, invalid("WaitLimit %v: must not be negative; 0 means no limit", o.WaitLimit)
+		return o, dialect.Invalidf("WaitLimit %v: must not be negative; 0 means no limit", o.WaitLimit)
 	}
 	if !o.Key.Valid() {
 		o.Key = guardKey(o.VersionTable)
 	}
 	if o.Key.Mode() != dblock.Exclusive {
-		return o, invalid("Key %s is shared: a guard that several hold guards nothing", o.Key)
+		return o, dialect.Invalidf("Key %s is shared: a guard that several hold guards nothing", o.Key)
 	}
 	return o, nil
 }
@@ -72,15 +72,11 @@ func guardKey(versionTable string) dblock.Key {
 func atMostOne[T any](given []*T) (o T, err error) {
 	switch {
 	case len(given) > 1:
-		return o, invalid("give at most one options value, not %d", len(given))
+		return o, dialect.Invalidf("give at most one options value, not %d", len(given))
 	case len(given) == 1 && given[0] != nil:
 		o = *given[0]
 	}
 	return o, nil
 }
 
-func invalid(format string, args ...any) error {
-	return &dialect.Error{Class: dblock.ErrInvalidOption, Hint: fmt.Sprintf(format, args...)}
-}
-
-var errNilDB = fmt.Errorf("dblock: migrations: %w", invalid("the database is nil"))
+var errNilDB = fmt.Errorf("dblock: migrations: %w", dialect.Invalidf("the database is nil"))

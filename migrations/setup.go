@@ -44,7 +44,7 @@ const (
 // says it was created; [dblock.ErrInvalidOption], [dblock.ErrDenied] and the
 // errors of [Up].
 func Setup(ctx context.Context, db dblock.DB, opts ...*SetupOptions) error {
-	if db == nil {
+	if dialect.IsNil(db) {
 		return errNilDB
 	}
 	r := &run{db: db, op: "setup"}
@@ -121,10 +121,10 @@ func checkUnrecorded(ctx context.Context, db dblock.DB, table dialect.Table, ver
 // setupVersionTable is the quoted name of the table that records what Setup did.
 func setupVersionTable(db dblock.DB, table dialect.Table) (string, error) {
 	if table.Schema != "" && !identifier.MatchString(table.Schema) {
-		return "", invalid("Schema %q: letters, digits and underscores only", table.Schema)
+		return "", dialect.Invalidf("Schema %q: letters, digits and underscores only", table.Schema)
 	}
 	if !identifier.MatchString(table.Name) || len(table.Name) > maxTable {
-		return "", invalid("Table %q: letters, digits and underscores only, at most %d", table.Name, maxTable)
+		return "", dialect.Invalidf("Table %q: letters, digits and underscores only, at most %d", table.Name, maxTable)
 	}
 	_, quote, err := gooseDialect(db)
 	if err != nil {

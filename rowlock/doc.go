@@ -20,8 +20,9 @@
 //
 // [Locker.Lock] waits until ctx ends, [Locker.TryLock] does not wait, and
 // [Locker.Fence] also returns fencing numbers. tx is a *sql.Tx, a *sql.Conn on
-// which a transaction was begun, a transaction of sqlx, gorm or ent, or a pgx.Tx
-// by way of postgres.Tx(tx). Name all keys in one call where possible: they are
+// which a transaction was begun, a transaction of sqlx or ent, a pgx.Tx by way of
+// postgres.Tx(tx), or, of a *gorm.DB in a transaction, its
+// Statement.ConnPool.(dblock.Tx). Name all keys in one call where possible: they are
 // locked in one global order, so that such calls cannot deadlock each other.
 //
 // # In a transaction of dblock's

@@ -35,11 +35,14 @@ const rollbackTimeout = 5 * time.Second
 // InTx says so and does not try again.
 func InTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx T) error, keys ...dblock.Key) error {
 	const op = "transaction"
+	if l == nil {
+		return fmt.Errorf("dblock: %s: %w", op, dialect.Invalidf("the Locker is nil"))
+	}
 	if l.mistaken != nil {
 		return l.failed(op, keys, l.mistaken)
 	}
 	if fn == nil {
-		return l.failed(op, keys, invalid("fn is nil"))
+		return l.failed(op, keys, dialect.Invalidf("fn is nil"))
 	}
 	if _, err := deadlock.OrderRows(l.db, keys...); err != nil {
 		return l.failed(op, keys, err)

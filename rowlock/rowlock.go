@@ -46,20 +46,16 @@ func New(db dblock.DB, opts ...*Options) *Locker {
 		l.options = *opts[0]
 	}
 	switch isolation := l.options.Isolation; {
-	case db == nil:
-		l.mistaken = invalid("db is nil")
+	case dialect.IsNil(db):
+		l.mistaken = dialect.Invalidf("db is nil")
 	case len(opts) > 1:
-		l.mistaken = invalid(fmt.Sprintf("%d Options: at most one", len(opts)))
+		l.mistaken = dialect.Invalidf("%d Options: at most one", len(opts))
 	case isolation < sql.LevelDefault || isolation > sql.LevelLinearizable:
-		l.mistaken = invalid(fmt.Sprintf("Isolation is %d: use a level of database/sql", isolation))
+		l.mistaken = dialect.Invalidf("Isolation is %d: use a level of database/sql", isolation)
 	default:
 		l.mistaken = l.options.Retry.Validate()
 	}
 	return l
-}
-
-func invalid(hint string) error {
-	return &dialect.Error{Class: dblock.ErrInvalidOption, Hint: hint}
 }
 
 // Lock locks the keys for the rest of the transaction. It waits for other holders
@@ -139,26 +135,23 @@ func (l *Locker) lock(ctx context.Context, tx dblock.Tx, keys []dblock.Key, r di
 
 // checkTx refuses what would give a lock back as soon as it is granted.
 func checkTx(tx dblock.Tx) error {
-	missing := tx == nil
-	switch t := tx.(type) {
-	case *sql.Tx:
-		missing = t == nil
-	case *sql.Conn:
-		missing = t == nil
-	case *sql.DB:
+	if dialect.IsNil(tx) {
+		return &dialect.Error{Class: dblock.ErrUnsupported, Hint: "the transaction is nil: pass the one that the lock protects, or use rowlock.InTx"}
+	}
+	if _, pool := tx.(*sql.DB); pool {
 		return &dialect.Error{Class: dblock.ErrUnsupported,
 			Hint: "a row lock lasts as long as its transaction, and *sql.DB is none: pass a *sql.Tx, or use rowlock.InTx"}
-	}
-	if missing {
-		return &dialect.Error{Class: dblock.ErrUnsupported, Hint: "the transaction is nil: pass the one that the lock protects, or use rowlock.InTx"}
 	}
 	return nil
 }
 
 // withRemains tells the caller, whose transaction it is, what is left of it.
 func (l *Locker) withRemains(err error) error {
-	if class := dialect.ClassOf(err); class == dblock.ErrInvalidKey || class == dblock.ErrUnsupported {
+	switch dialect.ClassOf(err) {
+	case dblock.ErrInvalidKey, dblock.ErrUnsupported:
 		return err // found out before the transaction was touched
+	case dblock.ErrClosed:
+		return fmt.Errorf("%w; the transaction has ended: lock before that", err)
 	}
 	switch deadlock.Remains(l.db, err) {
 	case dialect.RemainsUsable:
@@ -173,7 +166,7 @@ func (l *Locker) withRemains(err error) error {
 }
 
 func (l *Locker) failed(op string, keys []dblock.Key, err error) error {
-	if l.db == nil {
+	if dialect.IsNil(l.db) {
 		return fmt.Errorf("dblock: %s: %w", op, err)
 	}
 	return dblock.NewError(op, l.db, keys, err)

@@ -59,6 +59,17 @@ func TestFencesComeInTheOrderOfTheCall(t *testing.T) {
 	}
 }
 
+// A transaction that was committed must not be started again.
+func TestErrorOfAnEndedTransactionGivesNoWrongAdvice(t *testing.T) {
+	db := &fakeDB{lockRows: func(context.Context, dialect.Tx, dialect.RowRequest) ([]int64, error) {
+		return nil, &dialect.Error{Class: dialect.Closed, Remains: dialect.RemainsNothing, Err: sql.ErrTxDone}
+	}}
+	err := rowlock.New(db).Lock(t.Context(), &fakeTx{db: db}, dblock.NewKey("account", "1"))
+	if !errors.Is(err, dblock.ErrClosed) || strings.Contains(err.Error(), "start it again") || !strings.Contains(err.Error(), "has ended") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestErrorSaysWhatIsLeftOfTheTransaction(t *testing.T) {
 	for remains, text := range map[dialect.Remains]string{
 		dialect.RemainsUsable:  "the transaction goes on without these keys",
