@@ -8,7 +8,7 @@ MODULES := $(sort $(dir $(shell find . -name go.mod -not -path '*/testdata/*')))
 in_modules = @status=0; for module in $(MODULES); do \
 	echo "== $$module: $(1)"; (cd $$module && $(1)) || status=1; done; exit $$status
 
-.PHONY: help test servers check fmt vet staticcheck cross tidy go-version demo
+.PHONY: help test servers check fmt vet oldest staticcheck cross tidy go-version demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -19,7 +19,7 @@ test: servers ## run all tests, on real servers
 servers: ## install the database servers that the tests use
 	-@scripts/install-servers
 
-check: fmt go-version tidy vet staticcheck cross ## check everything but the tests
+check: fmt go-version tidy vet oldest staticcheck cross ## check everything but the tests
 
 fmt: ## check the formatting
 	@echo "== gofmt"; files=$$(gofmt -l .); \
@@ -35,6 +35,9 @@ vet: ## run go vet
 	$(call in_modules,go vet ./...)
 
 # It may need a newer Go than the modules.
+oldest: ## vet with the oldest Go that the modules promise
+	$(call in_modules,GOTOOLCHAIN=go$$(go list -m -f '{{.GoVersion}}') go vet ./...)
+
 staticcheck: ## run staticcheck
 	$(call in_modules,GOTOOLCHAIN=auto go run $(STATICCHECK) ./...)
 

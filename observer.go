@@ -38,7 +38,7 @@ type Event struct {
 
 // Observer hears of the life of locks: for logs, metrics, traces. It is called
 // on the goroutine that does the work, from several at once, so it must be
-// quick, safe for concurrent use, and not panic.
+// quick, safe for concurrent use, and neither panic nor close what it observes.
 type Observer interface {
 	Observe(ctx context.Context, e Event)
 }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/dblock-go/dblock/dialect"
 )
@@ -18,6 +20,7 @@ type fakeServer struct {
 
 	hears    bool
 	openErr  error
+	slowPing atomic.Int64             // nanoseconds that the answer takes
 	acquired func(*fakeSession) error // runs after a grant; its error is returned although the keys are held
 
 	mu       sync.Mutex
@@ -219,6 +222,7 @@ func (s *fakeSession) Idle(ctx context.Context) error {
 
 func (s *fakeSession) Ping(context.Context) error {
 	defer s.alone()()
+	time.Sleep(time.Duration(s.server.slowPing.Load()))
 	return s.alive()
 }
 

@@ -137,7 +137,9 @@ func (l *Lock) release(ctx context.Context) error {
 	})
 	held := time.Since(l.since)
 	if err != nil {
-		if dialect.ClassOf(err) == "" {
+		switch dialect.ClassOf(err) {
+		case dblock.ErrNotHeld, dblock.ErrLost, dblock.ErrClosed:
+		default: // no answer in time, for instance: nobody knows how long it was held
 			err = &dialect.Error{Class: dblock.ErrLost, Err: err}
 		}
 		err = dblock.NewError("release", s.locker.db, l.keys, err)

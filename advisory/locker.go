@@ -114,7 +114,7 @@ func (l *Locker) Do(ctx context.Context, fn func(ctx context.Context) error, key
 // Close ends every session. Locks that are still held are lost for their
 // holders, with dblock.ErrClosed as the cause; waiting calls return
 // dblock.ErrClosed. When Close returns, nothing is held and no goroutine of the
-// locker runs. Safe to call again.
+// locker runs. Safe to call again, but not from an observer, which Close waits for.
 func (l *Locker) Close() error {
 	l.mu.Lock()
 	l.closed = true
@@ -166,16 +166,13 @@ func (l *Locker) acquire(ctx context.Context, op string, try bool, keys []dblock
 			return nil, l.failure(wait, op, keys, locked, began, err)
 		}
 		tokens, err := s.acquire(wait, request)
-		switch {
-		case err == nil:
+		if err == nil {
 			lock := newLock(ctx, s, keys, locked, tokens)
 			if s.add(lock) {
 				l.observeGrant(ctx, lock, time.Since(began))
 				return lock, nil
 			}
 			err = context.Cause(s.ended)
-		case dialect.ClassOf(err) == dblock.ErrNotAcquired:
-			l.recycle(s)
 		}
 		// An idle session may have died unnoticed; it can hold nothing any more.
 		if reused && dialect.ClassOf(err) == dblock.ErrLost && wait.Err() == nil {
@@ -186,17 +183,27 @@ func (l *Locker) acquire(ctx context.Context, op string, try bool, keys []dblock
 	}
 }
 
-// acquire asks the server. After an error that leaves the session in doubt the
-// session is closed before anybody hears of the error.
+// acquire asks the server. A session that is in doubt afterwards is closed before
+// anybody hears of the error; one that was not even asked is as good as before.
 func (s *session) acquire(ctx context.Context, r dialect.Request) (tokens []int64, err error) {
-	useErr := s.use(ctx, func() error {
+	asked := false
+	err = s.use(ctx, func() error {
+		asked = true
 		tokens, err = s.conn.Acquire(ctx, r)
+		if err == nil && ctx.Err() != nil {
+			// A driver closes the connection when the context ends, and may report the
+			// success of a statement whose answer it had already.
+			err = context.Cause(ctx)
+		}
 		if err != nil && dialect.ClassOf(err) != dblock.ErrNotAcquired {
 			s.close(err)
 		}
 		return err
 	})
-	return tokens, useErr
+	if !asked || dialect.ClassOf(err) == dblock.ErrNotAcquired {
+		s.locker.recycle(s)
+	}
+	return tokens, err
 }
 
 // begin registers a call, so that Close waits for it; false after Close.
@@ -228,6 +235,9 @@ func (l *Locker) waitContext(ctx context.Context) (context.Context, func()) {
 
 // session draws an idle session or opens one.
 func (l *Locker) session(ctx context.Context) (s *session, reused bool, err error) {
+	if ctx.Err() != nil {
+		return nil, false, context.Cause(ctx)
+	}
 	l.mu.Lock()
 	if n := len(l.idle); n > 0 {
 		s = l.idle[n-1].session
@@ -237,8 +247,9 @@ func (l *Locker) session(ctx context.Context) (s *session, reused bool, err erro
 	}
 	l.mu.Unlock()
 	conn, err := l.db.OpenSession(ctx, dialect.SessionOptions{
-		Application: l.options.Application,
-		KeepAlive:   l.options.KeepAlive,
+		Application:  l.options.Application,
+		KeepAlive:    l.options.KeepAlive,
+		AnswerWithin: answerWithin,
 	})
 	if err != nil {
 		return nil, false, err
@@ -251,7 +262,8 @@ func (l *Locker) session(ctx context.Context) (s *session, reused bool, err erro
 	return s, false, nil
 }
 
-// recycle keeps a session that is known to hold nothing for the next call.
+// recycle keeps a session that is known to hold nothing for the next call, if it
+// lives.
 func (l *Locker) recycle(s *session) {
 	l.mu.Lock()
 	if s.ended.Err() == nil && len(l.idle) < maxIdle {

@@ -103,6 +103,81 @@ func TestAGrantThatComesBackAsAnErrorIsNotKept(t *testing.T) {
 	}
 }
 
+// A driver may report the success of a statement although it closed the
+// connection when the context ended, and the lock went with it.
+func TestAGrantAfterTheEndOfItsContextIsNotTrusted(t *testing.T) {
+	f := newFakeServer()
+	l := newLocker(t, f, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	f.acquired = func(*fakeSession) error { cancel(); return nil }
+	if _, err := l.Lock(ctx, key); !errors.Is(err, dblock.ErrCanceled) {
+		t.Errorf("%v", err)
+	}
+	if f.held() != 0 {
+		t.Error("held after an error")
+	}
+}
+
+func TestCallsWithAnEndedContextUseUpNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeServer()
+		l := newLocker(t, f, nil)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range 30 {
+			if err := mustLock(t, l, key).Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(200 * time.Millisecond) // the monitor listens now
+			if _, err := l.TryLock(ended, key); !errors.Is(err, dblock.ErrCanceled) {
+				t.Fatalf("%v", err)
+			}
+		}
+		if f.opened != 1 {
+			t.Errorf("%d sessions opened", f.opened)
+		}
+	})
+}
+
+// The context ends while the call waits for its turn on an idle session.
+func TestASessionThatWasNotAskedIsUsedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeServer()
+		l := newLocker(t, f, nil)
+		if err := mustLock(t, l, key).Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		f.slowPing.Store(int64(time.Second)) // the monitor has the turn meanwhile
+		time.Sleep(700 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		if _, err := l.TryLock(ctx, key); !errors.Is(err, dblock.ErrTimeout) {
+			t.Fatalf("%v", err)
+		}
+		if err := mustLock(t, l, key).Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if f.opened != 1 {
+			t.Errorf("%d sessions opened", f.opened)
+		}
+	})
+}
+
+func TestCheckEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeServer()
+		l := newLocker(t, f, nil)
+		lock := mustLock(t, l, key)
+		f.slowPing.Store(int64(time.Second))
+		time.Sleep(700 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		if err := lock.Check(ctx); !errors.Is(err, dblock.ErrTimeout) || lock.Err() != nil {
+			t.Errorf("%v; the lock: %v", err, lock.Err())
+		}
+	})
+}
+
 func TestLossIsNoticedWhileNobodyAsks(t *testing.T) {
 	for name, hears := range map[string]bool{"heard": true, "by heartbeat": false} {
 		t.Run(name, func(t *testing.T) {

@@ -21,7 +21,8 @@ type Options struct {
 	// Default: no limit.
 	WaitLimit time.Duration
 	// Fencing draws a number from the lock table with every grant; see
-	// [Lock.Token]. The table must have been set up. Default: off.
+	// [Lock.Token]. The table must have been set up; the numbers have rows of their
+	// own in it, and wait for no row lock. Default: off.
 	Fencing bool
 	// Schema and Table name the lock table for Fencing. Default: "locks" in the
 	// connection's default schema.

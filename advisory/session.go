@@ -78,11 +78,12 @@ func (s *session) useDetached(ctx context.Context, call func(ctx context.Context
 		defer cancel()
 		result <- s.use(bounded, func() error { return call(bounded) })
 	}()
+	began := time.Now()
 	select {
 	case err := <-result:
 		return err
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return ended(ctx, time.Since(began), nil)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"context"
 	"database/sql"
 	"reflect"
+	"slices"
 	"time"
 )
 
@@ -59,6 +60,18 @@ type Features struct {
 	// HearsLoss: Session.Idle notices at once that the server ended the session.
 	// Elsewhere only a heartbeat does.
 	HearsLoss bool
+}
+
+// FenceRows are the keys whose rows of a lock table count the grants of advisory
+// locks, in the same order: rows apart from those that package rowlock locks for
+// the same keys, so that a try never waits for a transaction.
+func FenceRows(keys []Key) []Key {
+	const apart = 0x5ca1ab1e0ddba11 // any number does, as long as it never changes
+	rows := slices.Clone(keys)
+	for i := range rows {
+		rows[i].ID ^= apart
+	}
+	return rows
 }
 
 // IsNil reports whether an interface holds nothing, or a nil pointer, as after a
@@ -116,9 +129,22 @@ type SessionOptions struct {
 	// Application is shown by the server's views. Default: "dblock".
 	Application string
 	// KeepAlive is the longest time between two signs of life that the session's
-	// owner promises; the server may end the session when it hears nothing for
-	// several times as long. Zero: no such promise.
+	// owner promises. Zero: no such promise.
 	KeepAlive time.Duration
+	// AnswerWithin is how long the owner waits for the answer to one before it
+	// takes the session for lost. See Silence.
+	AnswerWithin time.Duration
+}
+
+// Silence is how long the server may hear nothing before it ends the session, 0
+// for ever. It must not free the locks of an owner who is cut off before that
+// owner takes them for lost.
+func (o SessionOptions) Silence() time.Duration {
+	if o.KeepAlive <= 0 {
+		return 0
+	}
+	const margin = time.Second
+	return max(2*o.KeepAlive+o.AnswerWithin+margin, o.KeepAlive) // the sum may overflow
 }
 
 // Session is one connection to the server. It is not safe for concurrent use:
@@ -160,7 +186,8 @@ type Request struct {
 	Keys []Key
 	// Try: do not wait; an error of class NotAcquired if a key is not free.
 	Try bool
-	// Fence names the lock table that fencing numbers come from; nil: none.
+	// Fence names the lock table that fencing numbers come from, out of the
+	// FenceRows of the keys; nil: none.
 	Fence *Table
 }
 

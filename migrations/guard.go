@@ -153,6 +153,9 @@ func (g *guard) acquire(ctx context.Context, conn *sql.Conn, began time.Time) (d
 	doubtful := false
 	err = retry.Do(ctx, pauses, func(ctx context.Context) error {
 		_, err := session.Acquire(ctx, request)
+		if err == nil && ctx.Err() != nil {
+			err = context.Cause(ctx) // which may have closed the connection after the grant
+		}
 		if dialect.ClassOf(err) != dblock.ErrNotAcquired {
 			doubtful = err != nil
 			return err

@@ -9,6 +9,7 @@ import (
 	"path"
 	"reflect"
 	"slices"
+	"strconv"
 
 	"github.com/pressly/goose/v3"
 
@@ -153,9 +154,9 @@ func noMigrations(fsys fs.FS) error {
 		e.Hint = "neither files nor Go migrations were given"
 		return e
 	}
-	where := "the file system"
-	if v := reflect.ValueOf(fsys); v.Kind() == reflect.String { // os.DirFS
-		where = fmt.Sprintf("%q", v.String())
+	where, folder := "the file system", reflect.ValueOf(fsys)
+	if folder.Kind() == reflect.String { // os.DirFS
+		where = strconv.Quote(folder.String())
 	}
 	if _, err := fs.Stat(fsys, "."); err != nil {
 		e.Err = fmt.Errorf("%w: %w", e.Err, err)
@@ -163,7 +164,12 @@ func noMigrations(fsys fs.FS) error {
 		return e
 	}
 	e.Hint = fmt.Sprintf("in the root of %s: files are named 00001_name.sql", where)
-	if below, err := fs.Glob(fsys, "*/*.sql"); err == nil && len(below) > 0 {
+	below, err := fs.Glob(fsys, "*/*.sql")
+	switch {
+	case err != nil || len(below) == 0:
+	case folder.Kind() == reflect.String:
+		e.Hint += fmt.Sprintf("; there are some in %q: use that folder", path.Join(folder.String(), path.Dir(below[0])))
+	default:
 		e.Hint += fmt.Sprintf("; there are some in %[1]q: pass fs.Sub(fsys, %[1]q)", path.Dir(below[0]))
 	}
 	return e

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -55,6 +56,14 @@ func TestNilDatabase(t *testing.T) {
 func TestNoMigrationsSaysWhereItLooked(t *testing.T) {
 	empty := t.TempDir()
 	missing := filepath.Join(empty, "nowhere")
+	above := t.TempDir()
+	below := filepath.Join(above, "sql")
+	if err := os.Mkdir(below, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(below, "00001_a.sql"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		name string
 		fsys fs.FS
@@ -63,6 +72,7 @@ func TestNoMigrationsSaysWhereItLooked(t *testing.T) {
 		{"nil", nil, []string{"neither files nor Go migrations"}},
 		{"empty folder", os.DirFS(empty), []string{empty, "00001_name.sql"}},
 		{"missing folder", os.DirFS(missing), []string{missing, "cannot be read"}},
+		{"subfolder on disk", os.DirFS(above), []string{strconv.Quote(filepath.ToSlash(below)) + ": use that folder)"}},
 		{"subfolder", fstest.MapFS{"sql/migrations.txt": {}, "sql/00001_a.sql": {}}, []string{`fs.Sub(fsys, "sql")`}},
 		{"misnamed", fstest.MapFS{"accounts.sql": {}}, []string{"00001_name.sql"}},
 	} {

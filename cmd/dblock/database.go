@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/url"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/mysql"
 	"github.com/dblock-go/dblock/dialect/postgres"
 	"github.com/dblock-go/dblock/dialect/sqlserver"
@@ -16,17 +20,82 @@ import (
 
 const dsnVariable = "DBLOCK_DSN"
 
-// database opens what --dsn or the environment names.
-func (a *app) database(ctx context.Context) (dblock.DB, error) {
-	dsn := a.dsn
-	if dsn == "" {
-		dsn = getenv(a.env, dsnVariable)
-	}
+// Connecting takes longestConnect at most, or as long as --wait if that is
+// shorter. Who wants a short wait for a lock still has a server to reach, so it
+// is never less than shortestConnect.
+const (
+	longestConnect  = 30 * time.Second
+	shortestConnect = 2 * time.Second
+)
+
+// database opens what --dsn or the environment names. A wait is that of --wait.
+func (a *app) database(ctx context.Context, wait time.Duration) (dblock.DB, error) {
+	dsn := a.databaseURL()
 	if dsn == "" {
 		return nil, &exitError{exitUsage, errors.New("no database: give --dsn URL or set " + dsnVariable + ", for instance to postgres://user:password@host:5432/name")}
 	}
-	return a.open(ctx, dsn)
+	limit := longestConnect
+	if wait > 0 {
+		limit = min(max(wait, shortestConnect), longestConnect)
+	}
+	return a.connect(ctx, dsn, limit)
 }
+
+func (a *app) databaseURL() string {
+	if a.dsn != "" {
+		return a.dsn
+	}
+	return getenv(a.env, dsnVariable)
+}
+
+// connect opens a database and stops waiting for it after a limit, or when ctx
+// ends. Not every driver stops too, go-mssqldb does not where a server accepts
+// the connection and stays silent: its attempt then ends with the process.
+func (a *app) connect(ctx context.Context, dsn string, limit time.Duration) (dblock.DB, error) {
+	bounded, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	type opening struct {
+		db  dblock.DB
+		err error
+	}
+	done := make(chan opening, 1)
+	go func() {
+		db, err := a.open(bounded, dsn)
+		done <- opening{db, err}
+	}()
+	select {
+	case o := <-done:
+		if o.err == nil || bounded.Err() == nil {
+			return o.db, o.err
+		}
+	case <-bounded.Done():
+	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("connecting to %s: %w", address(dsn), context.Cause(ctx))
+	}
+	return nil, &dialect.Error{
+		Class: dblock.ErrUnavailable,
+		Err:   fmt.Errorf("connecting to %s took longer than %v", address(dsn), limit),
+		Hint:  "check the host and the port, that this kind of server answers there, and the firewalls in between",
+	}
+}
+
+// address is the host and the port of a DSN, for people to read. Where the DSN
+// may have been split within a password, it tells nothing.
+func address(dsn string) string {
+	u, err := url.Parse(dsn)
+	if err != nil || u.Hostname() == "" || u.Fragment != "" || strings.Contains(u.Path+u.RawQuery, "@") {
+		return "the server"
+	}
+	port := defaultPorts[strings.ToLower(u.Scheme)]
+	if u.Port() != "" || port == "" {
+		return u.Host
+	}
+	return net.JoinHostPort(u.Hostname(), port)
+}
+
+// defaultPorts lacks SQL Server's, where an instance may be named instead.
+var defaultPorts = map[string]string{"postgres": "5432", "postgresql": "5432", "mysql": "3306", "mariadb": "3306"}
 
 // openDatabase picks the database by the scheme of the DSN, which it never
 // prints: there is a password in it.

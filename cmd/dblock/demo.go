@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 
+	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/cmd/dblock/internal/demo"
 )
 
@@ -22,7 +23,8 @@ func (c *demoCmd) Run(ctx context.Context, a *app) error {
 }
 
 func (c *demoCmd) config(a *app) demo.Config {
-	return demo.Config{DSN: a.dsn, Open: a.open, JSON: c.JSON, Stdin: a.stdin, Stdout: a.stdout, Env: a.env}
+	open := func(ctx context.Context, dsn string) (dblock.DB, error) { return a.connect(ctx, dsn, longestConnect) }
+	return demo.Config{DSN: a.dsn, Open: open, JSON: c.JSON, Stdin: a.stdin, Stdout: a.stdout, Env: a.env}
 }
 
 // demoProcessCmd is what the processes of the demo run.

@@ -19,7 +19,7 @@ import (
 type execCmd struct {
 	Keys             []keyArg       `name:"key" short:"k" sep:"none" required:"" placeholder:"K" help:"A key to hold; may be repeated. See below for how keys are written."`
 	Try              bool           `xor:"wait" help:"Do not wait for a key that another session holds."`
-	Wait             *time.Duration `xor:"wait" placeholder:"30s" help:"How long to wait for the keys at most; 0 is --try. Default: until they are free."`
+	Wait             *time.Duration `xor:"wait" placeholder:"30s" help:"How long to wait for the keys at most; 0 is --try. Default: until they are free. Connecting, beforehand, may take as long again, but 2s at least and 30s at most; if it takes longer, the exit code is 1."`
 	Shared           bool           `help:"Hold the keys beside others who share them (PostgreSQL, SQL Server)."`
 	Fence            bool           `help:"Draw a fencing number for the first key from the lock table (see setup) and give it to the command as DBLOCK_TOKEN."`
 	ConflictExitCode int            `default:"75" placeholder:"N" help:"The exit code when the keys were not acquired. Default: ${default}."`
@@ -37,7 +37,7 @@ SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and SIGCONT are pass
 
 If the database ends the session that holds the keys, the command gets SIGTERM, then SIGKILL, and so does what it started: without a controlling terminal the command runs in a process group of its own for that. Under a terminal it stays in dblock's group, so that job control works, and only the command itself is ended.
 
-If dblock is killed by SIGKILL, the database frees the keys. On Linux the command is then killed too; elsewhere it goes on unguarded.`
+If dblock is killed by SIGKILL, the database frees the keys. On Linux the command itself is then killed too; what it started goes on unguarded, and so does the command elsewhere.`
 }
 
 const tokenVariable = "DBLOCK_TOKEN"
@@ -60,7 +60,11 @@ func (c *execCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	db, err := a.database(ctx)
+	var wait time.Duration
+	if c.Wait != nil {
+		wait = *c.Wait
+	}
+	db, err := a.database(ctx, wait)
 	if err != nil {
 		return err
 	}

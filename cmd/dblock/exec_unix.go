@@ -48,6 +48,10 @@ func (p *process) signal(sig os.Signal) error {
 			return nil
 		}
 	}
+	if p.group && isJobControl(sig) {
+		// dblock stops too, and with it the watch over the lock.
+		return p.kill(sig.(syscall.Signal))
+	}
 	return p.cmd.Process.Signal(sig)
 }
 

@@ -3,12 +3,14 @@ package main
 import (
 	"fmt"
 	"io"
+	"net/url"
 	"strconv"
+	"strings"
 )
 
 type hashCmd struct {
 	format
-	Database string   `placeholder:"NAME" help:"The database whose keys on MySQL and MariaDB are meant: names there carry it, since the whole server shares them."`
+	Database string   `placeholder:"NAME" help:"The database whose keys on MySQL and MariaDB are meant: names there carry it, since the whole server shares them. Default: the one that a mysql:// or mariadb:// DSN names, without asking the server."`
 	Keys     []keyArg `arg:"" name:"key" help:"Keys, as exec takes them."`
 }
 
@@ -27,6 +29,10 @@ type hashed struct {
 }
 
 func (c *hashCmd) Run(a *app) error {
+	database := c.Database
+	if database == "" {
+		database = mysqlDatabase(a.databaseURL())
+	}
 	var all []hashed
 	for _, k := range c.Keys {
 		id := k.ID()
@@ -38,8 +44,8 @@ func (c *hashCmd) Run(a *app) error {
 			ObjID:     uint32(id),
 			SQLServer: k.Name(""),
 		}
-		if c.Database != "" || k.raw {
-			h.MySQL = k.Name(c.Database)
+		if database != "" || k.raw {
+			h.MySQL = k.Name(database)
 		}
 		all = append(all, h)
 	}
@@ -55,6 +61,16 @@ func (c *hashCmd) Run(a *app) error {
 		}
 	}
 	return nil
+}
+
+// mysqlDatabase is the database that a DSN names if it is one of MySQL or
+// MariaDB, else empty.
+func mysqlDatabase(dsn string) string {
+	u, err := url.Parse(dsn)
+	if err != nil || (u.Scheme != "mysql" && u.Scheme != "mariadb") {
+		return ""
+	}
+	return strings.TrimPrefix(u.Path, "/")
 }
 
 func (h hashed) write(w io.Writer) error {

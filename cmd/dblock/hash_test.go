@@ -55,6 +55,21 @@ func TestHash(t *testing.T) {
 		t.Errorf("%v, %+v; want %+v", err, got, want)
 	}
 
+	for args, want := range map[string]string{
+		"--dsn mysql://me:secret@host/shop":             key.Name("shop"),
+		"--dsn mariadb://host/Shop?tls=true":            key.Name("Shop"),
+		"--dsn mysql://host/other --database shop":      key.Name("shop"),
+		"--dsn mysql://host":                            "",
+		"--dsn postgres://host/shop":                    "",
+		"--dsn sqlserver://host/instance?database=shop": "",
+	} {
+		term := run(t, nil, 0, append([]string{"hash", "--json", "account/42"}, strings.Fields(args)...)...)
+		var got []hashed
+		if err := json.Unmarshal([]byte(term.out.String()), &got); err != nil || got[0].MySQL != want {
+			t.Errorf("%s: %v, %+v; want %q", args, err, got, want)
+		}
+	}
+
 	term = run(t, nil, 0, "hash", "account/42")
 	for _, part := range []string{"pg_advisory_lock(-9025438081853769558)", "give --database", key.Name("")} {
 		if !strings.Contains(term.out.String(), part) {

@@ -29,7 +29,7 @@ type holding struct {
 }
 
 func (c *lsCmd) Run(ctx context.Context, a *app) error {
-	db, err := a.database(ctx)
+	db, err := a.database(ctx, 0)
 	if err != nil {
 		return err
 	}

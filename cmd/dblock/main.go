@@ -38,11 +38,11 @@ type commandLine struct {
 
 const description = `Locks with the database that you already run.
 
-Results go to stdout, as JSON with --json; errors go to stderr.
+Results go to stdout, as JSON with --json (all but exec); errors go to stderr.
 
 Exit codes:
   0        done
-  1        failed
+  1        failed, also to connect
   2        wrong usage
   75       not acquired: held by another session (exec, migrate)
   76       lost: the database ended the session that held the lock (exec)
@@ -110,11 +110,30 @@ func (a *app) run(ctx context.Context, args []string) error {
 		return nil
 	}
 	if err != nil {
-		return &exitError{exitUsage, fmt.Errorf("%s; see dblock --help", password.ReplaceAllString(err.Error(), "$1:***@"))}
+		return &exitError{exitUsage, fmt.Errorf("%s; see dblock --help", usageText(err))}
 	}
 	a.dsn = line.DSN
 	return parsed.Run()
 }
+
+// usageText is an error of the parser without passwords. A number with a minus
+// in front looks like a flag to the parser, whose way out would not help: nothing
+// here is negative.
+func usageText(err error) string {
+	text := password.ReplaceAllString(err.Error(), "$1:***@")
+	if m := negativeValue.FindStringSubmatch(text); m != nil {
+		return fmt.Sprintf("%s %s: must not be negative", m[1], m[2])
+	}
+	if m := negativeArg.FindStringSubmatch(text); m != nil {
+		return fmt.Sprintf(`%[1]s is taken for a flag: a version is at least 1; for a key write "-- %[1]s"`, m[1])
+	}
+	return text
+}
+
+var (
+	negativeValue = regexp.MustCompile(`^(--[a-z-]+): expected \w+ value but got "(-\d[^"]*)"`)
+	negativeArg   = regexp.MustCompile(`^unknown flag (-\d)`)
+)
 
 // password is what stands between a user's name and a host: a DSN that was given
 // where none is expected is part of the parser's error.

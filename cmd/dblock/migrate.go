@@ -33,14 +33,14 @@ func (migrateCmd) Help() string {
 // source is where migrations come from and where their state is kept.
 type source struct {
 	format
-	Dir   string `required:"" placeholder:"DIR" help:"The folder with the migrations."`
+	Dir   string `required:"" placeholder:"DIR" help:"The folder with the migrations. Where there is no such folder, the exit code is 2."`
 	Table string `placeholder:"NAME" help:"The table in which goose keeps the state. Default: goose_db_version."`
 }
 
 // changing is what the commands that change the database have in common.
 type changing struct {
 	source
-	Wait *time.Duration `placeholder:"30s" help:"How long to wait at most for another process that migrates. Default: until it is done."`
+	Wait *time.Duration `placeholder:"30s" help:"How long to wait at most for another process that migrates. Default: until it is done. Connecting may take as long again, but 2s at least and 30s at most."`
 }
 
 type (
@@ -78,7 +78,7 @@ func (c *migrateDownCmd) Run(ctx context.Context, a *app) error {
 
 func (c *migrateStatusCmd) Run(ctx context.Context, a *app) error {
 	var all []*goose.MigrationStatus
-	err := c.with(ctx, a, func(db dblock.DB, fsys fs.FS, o *migrations.Options) (err error) {
+	err := c.with(ctx, a, 0, func(db dblock.DB, fsys fs.FS, o *migrations.Options) (err error) {
 		all, err = migrations.Status(ctx, db, fsys, o)
 		return err
 	})
@@ -90,7 +90,7 @@ func (c *migrateStatusCmd) Run(ctx context.Context, a *app) error {
 
 func (c *migrateVersionCmd) Run(ctx context.Context, a *app) error {
 	var version int64
-	err := c.with(ctx, a, func(db dblock.DB, fsys fs.FS, o *migrations.Options) (err error) {
+	err := c.with(ctx, a, 0, func(db dblock.DB, fsys fs.FS, o *migrations.Options) (err error) {
 		version, err = migrations.Version(ctx, db, fsys, o)
 		return err
 	})
@@ -105,33 +105,39 @@ func (c *migrateVersionCmd) Run(ctx context.Context, a *app) error {
 }
 
 // with opens the folder and the database.
-func (s *source) with(ctx context.Context, a *app, use func(dblock.DB, fs.FS, *migrations.Options) error) error {
-	if info, err := os.Stat(s.Dir); err != nil {
+func (s *source) with(ctx context.Context, a *app, wait time.Duration, use func(dblock.DB, fs.FS, *migrations.Options) error) error {
+	switch info, err := os.Stat(s.Dir); {
+	case errors.Is(err, fs.ErrNotExist):
+		return &exitError{exitUsage, fmt.Errorf("--dir: %w", err)}
+	case err != nil:
 		return fmt.Errorf("--dir: %w", err)
-	} else if !info.IsDir() {
-		return fmt.Errorf("--dir: %s is not a folder", s.Dir)
+	case !info.IsDir():
+		return &exitError{exitUsage, fmt.Errorf("--dir: %s is not a folder", s.Dir)}
 	}
-	db, err := a.database(ctx)
+	db, err := a.database(ctx, wait)
 	if err != nil {
 		return err
 	}
 	return closing(db, use(db, os.DirFS(s.Dir), &migrations.Options{VersionTable: s.Table, Observer: a.announce()}))
 }
 
-// change prints what was applied even if a later migration failed.
+// change prints what was applied even if a later migration failed; as JSON even
+// if nothing was.
 func (c *changing) change(ctx context.Context, a *app, apply func(dblock.DB, fs.FS, *migrations.Options) ([]*goose.MigrationResult, error)) error {
 	var results []*goose.MigrationResult
-	err := c.with(ctx, a, func(db dblock.DB, fsys fs.FS, o *migrations.Options) (err error) {
-		if c.Wait != nil {
-			o.WaitLimit = *c.Wait
-		}
+	var wait time.Duration
+	if c.Wait != nil {
+		wait = *c.Wait
+	}
+	err := c.with(ctx, a, wait, func(db dblock.DB, fsys fs.FS, o *migrations.Options) (err error) {
+		o.WaitLimit = wait
 		results, err = apply(db, fsys, o)
 		if errors.Is(err, dblock.ErrTimeout) && len(results) == 0 {
 			err = &exitError{exitNotAcquired, err}
 		}
 		return err
 	})
-	if err != nil && len(results) == 0 {
+	if err != nil && len(results) == 0 && !c.JSON {
 		return err
 	}
 	return errors.Join(err, c.writeResults(a, results))

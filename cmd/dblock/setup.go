@@ -24,7 +24,7 @@ type setUp struct {
 }
 
 func (c *setupCmd) Run(ctx context.Context, a *app) error {
-	db, err := a.database(ctx)
+	db, err := a.database(ctx, 0)
 	if err != nil {
 		return err
 	}

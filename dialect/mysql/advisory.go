@@ -119,11 +119,11 @@ func (s *session) Held(ctx context.Context, keys []dialect.Key) (bool, error) {
 // https://dev.mysql.com/doc/refman/en/information-functions.html#function_last-insert-id
 func (s *session) fence(ctx context.Context, t dialect.Table, keys []dialect.Key) ([]int64, error) {
 	fences := make([]int64, len(keys))
-	for i, key := range keys {
+	for i, key := range dialect.FenceRows(keys) {
 		result, err := s.conn.ExecContext(ctx, fmt.Sprintf("INSERT INTO %s (id, name, fence) VALUES (%d, %s, LAST_INSERT_ID(1))"+
 			" ON DUPLICATE KEY UPDATE fence = LAST_INSERT_ID(fence + 1)", s.db.quoted(t), key.ID, literal(key)))
 		if err != nil {
-			return nil, s.failure(ctx, err)
+			return nil, s.failed(ctx, s.db.tableFailure(ctx, t, err))
 		}
 		if fences[i], err = result.LastInsertId(); err != nil {
 			return nil, s.failure(ctx, err)

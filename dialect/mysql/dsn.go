@@ -1,6 +1,7 @@
 package mysql
 
 import (
+	"cmp"
 	"net"
 	"net/url"
 	"strings"
@@ -56,10 +57,8 @@ func parseURL(dsn string) (*driver.Config, error) {
 	switch host, port, socket := u.Hostname(), u.Port(), u.Query().Get("socket"); {
 	case socket != "":
 		config.Net, config.Addr = "unix", socket
-	case port != "":
-		config.Addr = net.JoinHostPort(host, port)
-	case host != "":
-		config.Addr = net.JoinHostPort(host, "3306")
+	default:
+		config.Addr = net.JoinHostPort(cmp.Or(host, "127.0.0.1"), cmp.Or(port, "3306"))
 	}
 	return config, nil
 }

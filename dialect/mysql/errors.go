@@ -23,12 +23,16 @@ type meaning struct {
 }
 
 const (
+	errUnknownDatabase      = 1049
 	errUnknownTable         = 1109
 	errTableAccessDenied    = 1142
+	errNoSuchTable          = 1146
 	errLockWaitTimeout      = 1205
 	errDeadlock             = 1213
 	errSpecificAccessDenied = 1227
+	errNotPreparable        = 1295
 	errNoSuchSavepoint      = 1305
+	errInTransaction        = 1568
 	errLockNowait           = 3572
 )
 
@@ -44,7 +48,7 @@ var commonErrors = map[uint16]meaning{
 	3024:               {dialect.Timeout, dialect.RemainsUsable, "max_execution_time ended the statement"}, // ER_QUERY_TIMEOUT
 	1969:               {dialect.Timeout, dialect.RemainsUsable, "max_statement_time ended the statement"}, // ER_STATEMENT_TIMEOUT
 
-	1146:            {dialect.Setup, dialect.RemainsUsable, "if it is dblock's, run `dblock setup` or migrations.Setup"},                              // ER_NO_SUCH_TABLE
+	errNoSuchTable:  {dialect.Setup, dialect.RemainsUsable, "if it is dblock's, run `dblock setup` or migrations.Setup"},                              // ER_NO_SUCH_TABLE
 	1054:            {dialect.Setup, dialect.RemainsUsable, "if the table is dblock's, it has another shape: run `dblock setup` or migrations.Setup"}, // ER_BAD_FIELD_ERROR
 	errUnknownTable: {dialect.Setup, dialect.RemainsUsable, ""},                                                                                       // ER_UNKNOWN_TABLE: of information_schema
 
@@ -54,13 +58,13 @@ var commonErrors = map[uint16]meaning{
 	errSpecificAccessDenied: {dialect.Denied, dialect.RemainsUsable, "GRANT the privilege to this user"},               // ER_SPECIFIC_ACCESS_DENIED_ERROR
 	1095:                    {dialect.Denied, dialect.RemainsUsable, ""},                                               // ER_KILL_DENIED_ERROR
 
-	1045: {dialect.Unavailable, dialect.RemainsUnknown, "check the user's name and password, and the host that the server lets the user in from"}, // ER_ACCESS_DENIED_ERROR
-	1698: {dialect.Unavailable, dialect.RemainsUnknown, "this user may only use the server's own socket: use ?socket=… or another user"},          // ER_ACCESS_DENIED_NO_PASSWORD_ERROR
-	1130: {dialect.Unavailable, dialect.RemainsUnknown, "the server lets nobody in from this host: create the user for it"},                       // ER_HOST_NOT_PRIVILEGED
-	1129: {dialect.Unavailable, dialect.RemainsUnknown, "FLUSH HOSTS on the server"},                                                              // ER_HOST_IS_BLOCKED
-	1049: {dialect.Unavailable, dialect.RemainsUnknown, "create the database, or correct its name in the DSN"},                                    // ER_BAD_DB_ERROR
-	1862: {dialect.Unavailable, dialect.RemainsUnknown, "change the user's password"},                                                             // ER_MUST_CHANGE_PASSWORD_LOGIN
-	3118: {dialect.Unavailable, dialect.RemainsUnknown, "unlock the user"},                                                                        // ER_ACCOUNT_HAS_BEEN_LOCKED
+	1045:               {dialect.Unavailable, dialect.RemainsUnknown, "check the user's name and password, and the host that the server lets the user in from"}, // ER_ACCESS_DENIED_ERROR
+	1698:               {dialect.Unavailable, dialect.RemainsUnknown, "this user may only use the server's own socket: use ?socket=… or another user"},          // ER_ACCESS_DENIED_NO_PASSWORD_ERROR
+	1130:               {dialect.Unavailable, dialect.RemainsUnknown, "the server lets nobody in from this host: create the user for it"},                       // ER_HOST_NOT_PRIVILEGED
+	1129:               {dialect.Unavailable, dialect.RemainsUnknown, "FLUSH HOSTS on the server"},                                                              // ER_HOST_IS_BLOCKED
+	errUnknownDatabase: {dialect.Unavailable, dialect.RemainsUnknown, "create the database, or correct its name"},                                               // ER_BAD_DB_ERROR
+	1862:               {dialect.Unavailable, dialect.RemainsUnknown, "change the user's password"},                                                             // ER_MUST_CHANGE_PASSWORD_LOGIN
+	3118:               {dialect.Unavailable, dialect.RemainsUnknown, "unlock the user"},                                                                        // ER_ACCOUNT_HAS_BEEN_LOCKED
 
 	1040: {dialect.Capacity, dialect.RemainsUnknown, "raise max_connections, or close connections"},       // ER_CON_COUNT_ERROR
 	1203: {dialect.Capacity, dialect.RemainsUnknown, "raise max_user_connections, or close connections"},  // ER_TOO_MANY_USER_CONNECTIONS
@@ -127,7 +131,8 @@ func (db *DB) Classify(err error) error {
 	case errors.As(err, &dial) && dial.Op == "dial":
 		return &dialect.Error{Class: dialect.Unavailable, Err: err, Hint: "check the host and the port, and that the server runs"}
 	case errors.Is(err, sql.ErrTxDone):
-		return &dialect.Error{Class: dialect.Closed, Err: err, Remains: dialect.RemainsNothing}
+		// By a commit perhaps, so it is not for the caller to start it again.
+		return &dialect.Error{Class: dialect.Closed, Err: err, Hint: "the transaction has ended already"}
 	case errors.Is(err, driver.ErrInvalidConn), errors.Is(err, sqldriver.ErrBadConn), errors.Is(err, sql.ErrConnDone),
 		errors.Is(err, driver.ErrMalformPkt), errors.Is(err, driver.ErrPktSync), errors.Is(err, driver.ErrPktSyncMul), errors.Is(err, driver.ErrBusyBuffer),
 		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &network):
@@ -157,11 +162,25 @@ func (db *DB) failure(ctx context.Context, err error) error {
 	return db.Classify(err)
 }
 
+// tableFailure is failure for statements that use the lock table: where that is
+// missing, MySQL may miss its database and MariaDB the table only.
+func (db *DB) tableFailure(ctx context.Context, t dialect.Table, err error) error {
+	for _, number := range []uint16{errUnknownDatabase, errNoSuchTable} {
+		if isNumber(err, number) {
+			return &dialect.Error{Class: dialect.Setup, Code: strconv.Itoa(int(number)), Err: err, Remains: dialect.RemainsUsable, Hint: db.runSetup(t)}
+		}
+	}
+	return db.failure(ctx, err)
+}
+
 // whileOpening is for errors of a server that is not known to work at all yet.
 func (db *DB) whileOpening(err error) error {
 	err = db.Classify(err)
-	if class := dialect.ClassOf(err); class == "" || class == dialect.Lost {
+	switch dialect.ClassOf(err) {
+	case "", dialect.Lost:
 		return &dialect.Error{Class: dialect.Unavailable, Err: err}
+	case dialect.Timeout:
+		return &dialect.Error{Class: dialect.Unavailable, Err: err, Hint: "check the host and the port, and that the server answers"}
 	}
 	return err
 }

@@ -19,6 +19,8 @@ type flavor struct {
 	oldest []int
 	// statementLimit is the setting that would end a wait for an advisory lock.
 	statementLimit string
+	// readOnly is the setting that transactions are read-only.
+	readOnly string
 	// inspect lists the advisory locks of the given keys, or all.
 	inspect func(ctx context.Context, conn dialect.Querier, keys []dialect.Key) ([]dialect.Holding, error)
 	// errors are the numbers that the other server uses for something else.
@@ -29,6 +31,7 @@ var mysqlFlavor = flavor{
 	name:           "mysql",
 	oldest:         []int{5, 7, 8},
 	statementLimit: "max_execution_time", // https://dev.mysql.com/doc/refman/en/server-system-variables.html#sysvar_max_execution_time
+	readOnly:       "transaction_read_only",
 	inspect:        inspectMySQL,
 	errors:         mysqlErrors,
 }
@@ -37,6 +40,7 @@ var mariadbFlavor = flavor{
 	name:           "mariadb",
 	oldest:         []int{10, 1, 1},
 	statementLimit: "max_statement_time", // https://mariadb.com/docs/server/ha-and-performance/optimization-and-tuning/query-optimizations/aborting-statements
+	readOnly:       "tx_read_only",
 	inspect:        inspectMariaDB,
 	errors:         mariadbErrors,
 }
@@ -94,8 +98,8 @@ func (f *flavor) settings(o dialect.SessionOptions) string {
 	application := cmp.Or(o.Application, defaultApplication)
 	text := fmt.Sprintf("SET SESSION autocommit = 1, %s = 0, @%s = _utf8mb4 X'%X', @%s = UNIX_TIMESTAMP()",
 		f.statementLimit, applicationVariable, application, sinceVariable)
-	if o.KeepAlive > 0 {
-		text += fmt.Sprintf(", wait_timeout = %d", seconds(missedSigns*min(o.KeepAlive, longestWait/missedSigns)))
+	if silence := o.Silence(); silence > 0 {
+		text += fmt.Sprintf(", wait_timeout = %d", seconds(min(silence, longestWait)))
 	}
 	return text
 }

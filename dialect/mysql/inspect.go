@@ -14,7 +14,8 @@ import (
 	"github.com/dblock-go/dblock/dialect"
 )
 
-// Inspect lists the advisory locks of the whole server, or those of the keys.
+// Inspect lists the advisory locks of the whole server, without those of a probe
+// that goes on, or those of the keys.
 //
 // All of them, and on MySQL the application's name, need a privilege that an
 // application seldom has; the error of class Denied names it. Those of given keys
@@ -34,6 +35,9 @@ func (db *DB) Inspect(ctx context.Context, keys ...dialect.Key) ([]dialect.Holdi
 	holdings, err := db.flavor.inspect(ctx, conn, keys)
 	if err != nil {
 		return nil, db.failure(ctx, err)
+	}
+	if len(keys) == 0 {
+		holdings = slices.DeleteFunc(holdings, func(h dialect.Holding) bool { return strings.HasPrefix(h.Name, probePrefix) })
 	}
 	slices.SortFunc(holdings, func(a, b dialect.Holding) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), cmp.Compare(place(a), place(b)), a.Since.Compare(b.Since), cmp.Compare(a.Session, b.Session))

@@ -17,6 +17,8 @@ var (
 	locksDown string
 )
 
+const defaultTable = "locks"
+
 // Migrations are those of the folder of that name. A schema is a database here.
 func (db *DB) Migrations(t dialect.Table) []dialect.Migration {
 	return []dialect.Migration{
@@ -62,7 +64,7 @@ func (db *DB) CheckTable(ctx context.Context, t dialect.Table) (exists bool, err
 	case err != nil:
 		return false, db.failure(ctx, err)
 	case len(columns) == 0:
-		return false, &dialect.Error{Class: dialect.Setup, Hint: fmt.Sprintf("there is no table %s: run `dblock setup` or migrations.Setup", db.quoted(t))}
+		return false, &dialect.Error{Class: dialect.Setup, Hint: fmt.Sprintf("there is no table %s: %s", db.quoted(t), db.runSetup(t))}
 	case !strings.EqualFold(engine, "InnoDB"):
 		return true, db.otherShape(t, fmt.Sprintf("its engine is %q, not InnoDB, so its rows cannot be locked", engine))
 	case columns["id"] != "bigint primary key" || primaryKeys != 1:
@@ -75,12 +77,25 @@ func (db *DB) CheckTable(ctx context.Context, t dialect.Table) (exists bool, err
 	return true, nil
 }
 
+// runSetup is the way to a table that is missing.
+func (db *DB) runSetup(t dialect.Table) string {
+	command := "dblock setup"
+	schema, name := db.resolve(t)
+	if schema != db.database {
+		command += " --schema=" + schema
+	}
+	if name != defaultTable {
+		command += " --table=" + name
+	}
+	return "run `" + command + "` or migrations.Setup"
+}
+
 func (db *DB) otherShape(t dialect.Table, why string) error {
 	return &dialect.Error{Class: dialect.Setup, Hint: fmt.Sprintf("the table %s is not dblock's, %s: choose another name", db.quoted(t), why)}
 }
 
 func (db *DB) resolve(t dialect.Table) (schema, name string) {
-	return cmp.Or(t.Schema, db.database), cmp.Or(t.Name, "locks")
+	return cmp.Or(t.Schema, db.database), cmp.Or(t.Name, defaultTable)
 }
 
 // quoted is the table's name in full: a transaction may have selected another

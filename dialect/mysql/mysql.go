@@ -29,8 +29,6 @@ import (
 	"database/sql"
 	"fmt"
 
-	driver "github.com/go-sql-driver/mysql"
-
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/internal/pinned"
 )
@@ -69,6 +67,7 @@ var _ dialect.DB = (*DB)(nil)
 // connections of their own. Close the DB before the pool.
 //
 // Errors: [dialect.InvalidOption], [dialect.Unavailable], [dialect.Denied],
+// [dialect.Unsupported] if there is no MySQL or MariaDB behind the pool,
 // [dialect.Unsafe] if locks would not be safe here, [dialect.Setup] if no database
 // is selected.
 func New(ctx context.Context, db *sql.DB, opts ...*Options) (*DB, error) {
@@ -97,7 +96,8 @@ func New(ctx context.Context, db *sql.DB, opts ...*Options) (*DB, error) {
 //
 // or has the driver's format,
 // https://github.com/go-sql-driver/mysql#dsn-data-source-name; in both, the
-// parameters are the driver's. Close closes the connections.
+// parameters are the driver's. Close closes the connections. Connecting takes 30 s
+// at most, or the DSN's timeout if that is longer.
 //
 // Errors: those of [New]. None contains the password.
 func Open(ctx context.Context, dsn string, opts ...*Options) (*DB, error) {
@@ -105,7 +105,7 @@ func Open(ctx context.Context, dsn string, opts ...*Options) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	connector, err := driver.NewConnector(config)
+	connector, err := newConnector(config)
 	if err != nil {
 		return nil, &dialect.Error{Class: dialect.InvalidOption, Err: err}
 	}

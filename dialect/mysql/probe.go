@@ -4,8 +4,11 @@ import (
 	"context"
 	"crypto/rand"
 	"database/sql"
+	"errors"
 	"fmt"
 	"strings"
+
+	driver "github.com/go-sql-driver/mysql"
 
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/internal/pinned"
@@ -22,7 +25,7 @@ func (db *DB) probe(ctx context.Context, allowUnsafe bool) error {
 	var version string
 	var database sql.NullString
 	if _, err := queryRow(ctx, conn, "SELECT VERSION(), DATABASE()", &version, &database); err != nil {
-		return err
+		return db.otherServer(err)
 	}
 	if !database.Valid {
 		return &dialect.Error{Class: dialect.Setup, Hint: "no database is selected, which the names of locks need: add its name to the DSN"}
@@ -41,6 +44,17 @@ func (db *DB) probe(ctx context.Context, allowUnsafe bool) error {
 		return unsafe(reason)
 	}
 	return db.probeLocks(ctx, conn)
+}
+
+// otherServer recognises the error of a pool that speaks to no MySQL: it is one
+// of another driver.
+func (db *DB) otherServer(err error) error {
+	var refused *driver.MySQLError
+	if errors.As(err, &refused) || dialect.ClassOf(db.Classify(err)) != "" {
+		return err
+	}
+	return &dialect.Error{Class: dialect.Unsupported, Err: err,
+		Hint: "this is no MySQL or MariaDB: open other databases with their own package, such as dialect/postgres or dialect/sqlserver"}
 }
 
 func serverVariables(ctx context.Context, conn *sql.Conn) (map[string]string, error) {
@@ -86,6 +100,9 @@ func (f *flavor) unsafe(version string, variables map[string]string) string {
 	return ""
 }
 
+// probePrefix begins the names that nothing but the probe locks.
+const probePrefix = "dblock/probe#"
+
 // probeLocks shows on two connections that GET_LOCK excludes. It finds functions
 // that do nothing, and whatever hands one session to several clients or one
 // client to several servers. A pool of a single connection has no second one to
@@ -104,7 +121,7 @@ func (db *DB) probeLocks(ctx context.Context, a *sql.Conn) (err error) {
 			err = join(join(err, pinned.Destroy(a)), pinned.Destroy(b))
 		}
 	}()
-	name := "dblock/probe#" + strings.ToLower(rand.Text())
+	name := probePrefix + strings.ToLower(rand.Text())
 	steps := []struct {
 		conn *sql.Conn
 		call string

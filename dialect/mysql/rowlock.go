@@ -25,6 +25,9 @@ import (
 // key of several is refused, those before it stay locked until then, and
 // [dialect.Error.Remains] is RemainsUnknown: roll back.
 func (db *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) ([]int64, error) {
+	if dialect.IsNil(tx) {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "the transaction is nil"}
+	}
 	q, ok := tx.(dialect.Querier)
 	if !ok {
 		return nil, &dialect.Error{Class: dialect.Unsupported, Hint: fmt.Sprintf("%T has no QueryContext: pass a *sql.Tx", tx)}
@@ -40,19 +43,19 @@ func (db *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest)
 	table := db.quoted(r.Table)
 	if err := db.ensureRows(ctx, table, r.Keys, r.Try); err != nil {
 		// The caller's transaction has not been used.
-		return nil, remains(db.failure(ctx, err), dialect.RemainsUsable)
+		return nil, remains(db.tableFailure(ctx, r.Table, err), dialect.RemainsUsable)
 	}
 	var fences []int64
 	for i, key := range r.Keys {
 		if err := db.lockRow(ctx, q, table, key, r.Try); err != nil {
-			return nil, stillLocked(i, db.failure(ctx, err))
+			return nil, stillLocked(i, db.tableFailure(ctx, r.Table, err))
 		}
 		if !r.Fence {
 			continue
 		}
 		number, err := nextFence(ctx, q, table, key)
 		if err != nil {
-			return nil, stillLocked(i+1, db.failure(ctx, err))
+			return nil, stillLocked(i+1, db.tableFailure(ctx, r.Table, err))
 		}
 		fences = append(fences, number)
 	}
@@ -117,24 +120,50 @@ func nextFence(ctx context.Context, q dialect.Querier, table string, key dialect
 }
 
 // inTransaction refuses an executor on which the lock would end with the
-// statement that takes it. Only what can begin a transaction may be without one.
+// statement that takes it. Of a transaction of database/sql itself that is known
+// not to be the case; every other type is asked, since what wraps a pool looks
+// like what wraps a transaction.
 func (db *DB) inTransaction(ctx context.Context, q dialect.Querier) error {
-	if _, canBegin := q.(interface {
-		BeginTx(context.Context, *sql.TxOptions) (*sql.Tx, error)
-	}); !canBegin {
+	switch q.(type) {
+	case *sql.Tx, *ownedTx:
 		return nil
+	case *sql.DB:
+		return noTransaction(q, nil)
 	}
 	const savepoint = "SAVEPOINT dblock_in_transaction"
-	if _, err := q.ExecContext(ctx, savepoint); err != nil {
-		return db.failure(ctx, err)
+	_, err := q.ExecContext(ctx, savepoint)
+	if isNumber(err, errNotPreparable) {
+		return db.inTransactionPrepared(ctx, q)
 	}
-	// Without a transaction, the savepoint has gone with its own statement.
-	_, err := q.ExecContext(ctx, "RELEASE "+savepoint)
+	if err == nil {
+		// Without a transaction, the savepoint has gone with its own statement.
+		_, err = q.ExecContext(ctx, "RELEASE "+savepoint)
+	}
 	if isNumber(err, errNoSuchSavepoint) {
-		return &dialect.Error{Class: dialect.Unsupported, Err: err,
-			Hint: fmt.Sprintf("a row lock lasts as long as its transaction, and this %T is in none: begin one", q)}
+		return noTransaction(q, err)
 	}
 	return db.failure(ctx, err)
+}
+
+// inTransactionPrepared is for an executor that prepares every statement, which
+// MySQL and older MariaDB refuse for savepoints. This statement gives the next
+// transaction what it has by default, which changes nothing; within a transaction
+// it is an error.
+// https://dev.mysql.com/doc/refman/en/set-transaction.html#set-transaction-scope
+func (db *DB) inTransactionPrepared(ctx context.Context, q dialect.Querier) error {
+	_, err := q.ExecContext(ctx, fmt.Sprintf("SET @@%s = @@SESSION.%[1]s", db.flavor.readOnly))
+	switch {
+	case isNumber(err, errInTransaction):
+		return nil
+	case err == nil:
+		return noTransaction(q, nil)
+	}
+	return db.failure(ctx, err)
+}
+
+func noTransaction(q dialect.Querier, cause error) error {
+	return &dialect.Error{Class: dialect.Unsupported, Err: cause, Hint: fmt.Sprintf(
+		"a row lock lasts as long as its transaction, and this %T is in none: begin one, and pass the *sql.Tx where it hides one", q)}
 }
 
 // ensureRows creates the rows that are missing, on a second connection.

@@ -15,9 +15,6 @@ const (
 	// performance_schema.user_variables_by_thread.
 	applicationVariable = "dblock_application"
 	sinceVariable       = "dblock_since"
-	// missedSigns is how many signs of life may fail to come before the server
-	// ends the session.
-	missedSigns = 4
 	// cleanUpWithin bounds what must be done although the caller's context ended.
 	cleanUpWithin = 2 * time.Second
 	// readWrite undoes a read-only default of the pool, which would refuse fencing
@@ -36,7 +33,7 @@ type session struct {
 }
 
 // OpenSession takes a connection out of the pool for good. The server ends the
-// session when it hears nothing for four times o.KeepAlive, by wait_timeout.
+// session when it hears nothing for o.Silence, by wait_timeout.
 func (db *DB) OpenSession(ctx context.Context, o dialect.SessionOptions) (dialect.Session, error) {
 	conn, err := db.pinned.Take(ctx)
 	if err != nil {
@@ -51,6 +48,9 @@ func (db *DB) OpenSession(ctx context.Context, o dialect.SessionOptions) (dialec
 
 // OnConn changes no setting of the connection.
 func (db *DB) OnConn(ctx context.Context, conn *sql.Conn) (dialect.Session, error) {
+	if conn == nil {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "the *sql.Conn is nil"}
+	}
 	s := &session{db: db, conn: conn, destroy: func() error { return pinned.Destroy(conn) }}
 	if err := s.start(ctx); err != nil {
 		return nil, db.failure(ctx, err)
@@ -93,12 +93,16 @@ func (s *session) Close() error {
 	return s.db.Classify(err)
 }
 
-// failure is DB.failure, and remembers what it means for Close.
+// failure is DB.failure, and failed remembers what an error means for Close.
 func (s *session) failure(ctx context.Context, err error) error {
+	return s.failed(ctx, s.db.failure(ctx, err))
+}
+
+func (s *session) failed(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		s.abandoned = true
 	}
-	return s.db.failure(ctx, err)
+	return err
 }
 
 // thread is a connection as the server sees it.

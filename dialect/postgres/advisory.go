@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -69,12 +70,12 @@ undone AS (
 		query += `,
 fenced AS (
 	INSERT INTO ` + tableName(*fence) + ` AS t (id, name, fence)
-	SELECT k.id, k.name, 1 FROM unnest($1::bigint[], $3::text[]) WITH ORDINALITY AS k (id, name, n)
+	SELECT k.id, k.name, 1 FROM unnest($3::bigint[], $4::text[]) WITH ORDINALITY AS k (id, name, n)
 	WHERE (SELECT bool_and(got) FROM taken) ORDER BY k.n
 	ON CONFLICT (id) DO UPDATE SET fence = t.fence + 1
 	RETURNING id, fence
 )`
-		numbers = "coalesce((SELECT string_agg(fence::text, ',' ORDER BY array_position(ids, id)) FROM fenced, keys), '')"
+		numbers = "coalesce((SELECT string_agg(fence::text, ',' ORDER BY array_position($3::bigint[], id)) FROM fenced), '')"
 	}
 	return query + `
 SELECT pg_backend_pid(), (SELECT bool_and(got) FROM taken), coalesce((SELECT bool_and(ok) FROM undone), true), ` + numbers
@@ -91,7 +92,7 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 		query, args = acquireSeveral(r.Try, r.Fence), []any{intArray(r.Keys), sharedArray(r.Keys)}
 	}
 	if r.Fence != nil {
-		args = append(args, nameArray(r.Keys))
+		args = append(args, intArray(dialect.FenceRows(r.Keys)), nameArray(r.Keys))
 	}
 	var pid int64
 	var got, clean bool
@@ -165,12 +166,13 @@ func (s *session) Held(ctx context.Context, keys []dialect.Key) (bool, error) {
 // Deadlock leaves the transaction as it was before the call.
 //
 // Over drivers that close a connection when a context ends, as pgx does, the end
-// of ctx costs the transaction; the request's Wait does not.
+// of ctx costs the transaction; the request's Wait does not, nor does a ctx that
+// had ended before the call.
 func (d *DB) AcquireTx(ctx context.Context, tx dialect.Tx, r dialect.TxRequest) error {
 	if len(r.Keys) == 0 {
 		return errNoKeys
 	}
-	t, err := transactionOf(tx)
+	t, err := transactionOf(ctx, tx)
 	if err != nil {
 		return err
 	}
@@ -198,7 +200,7 @@ func tryTx(ctx context.Context, t transaction, keys []dialect.Key) error {
 		// The savepoint only proves that there is a transaction to hold the lock.
 		n, err := t.exec(ctx, savepoint+release+"SELECT WHERE "+callOne("pg_try_advisory_xact_lock", keys[0]))
 		if err != nil {
-			return classify(ctx, err)
+			return cmp.Or(unguarded(ctx, err), classify(ctx, err))
 		}
 		if n == 0 {
 			return &dialect.Error{Class: dialect.NotAcquired, Remains: dialect.RemainsUsable}
@@ -215,7 +217,7 @@ func tryTx(ctx context.Context, t transaction, keys []dialect.Key) error {
 	if err == nil {
 		err = &dialect.Error{Class: dialect.NotAcquired}
 	}
-	return rollBack(ctx, t, classify(ctx, err))
+	return rollBack(ctx, t, err)
 }
 
 // callOne calls a function on one key, written out.

@@ -45,7 +45,7 @@ func (d *DB) connect(ctx context.Context) (conn, int64, error) {
 		}
 		return &sqlConn{Conn: c.Conn, destroy: c.Destroy}, 0, nil
 	}
-	c, err := d.dial(ctx, 0)
+	c, err := d.dial(ctx, nil)
 	if err != nil {
 		return nil, 0, connectError(ctx, err)
 	}
@@ -53,14 +53,14 @@ func (d *DB) connect(ctx context.Context) (conn, int64, error) {
 }
 
 // dial connects with the configuration of the pool, except for what a session
-// needs otherwise; mode 0 is the pool's.
-func (d *DB) dial(ctx context.Context, mode pgx.QueryExecMode) (*pgx.Conn, error) {
+// needs otherwise and for what change, which may be nil, does to it.
+func (d *DB) dial(ctx context.Context, change func(*pgx.ConnConfig)) (*pgx.Conn, error) {
 	config, err := d.config(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if mode != 0 {
-		config.DefaultQueryExecMode = mode
+	if change != nil {
+		change(config)
 	}
 	dial := config.DialFunc
 	config.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -136,7 +136,7 @@ func (c *sqlConn) close() error {
 			err = hangUp(c.pgx)
 		}
 	}
-	return errors.Join(err, c.destroy())
+	return join(err, c.destroy())
 }
 
 // listen returns nil when ctx ends and leaves the connection usable; otherwise

@@ -63,7 +63,7 @@ func meaningOf(code string) (meaning, bool) {
 	case "53300": // too_many_connections, https://www.postgresql.org/docs/current/runtime-config-connection.html#GUC-MAX-CONNECTIONS
 		return meaning{dialect.Capacity, "use fewer connections, or raise max_connections or the role's limit"}, true
 	case "42501": // insufficient_privilege, https://www.postgresql.org/docs/current/sql-grant.html
-		return meaning{dialect.Denied, "the lock table needs USAGE on its schema and SELECT, INSERT, UPDATE on itself"}, true
+		return meaning{dialect.Denied, "row locks and fencing need USAGE on the lock table's schema and SELECT, INSERT, UPDATE on the table; setup and migrations need CREATE on the schema"}, true
 	case "42P01": // undefined_table
 		return meaning{dialect.Setup, setupHint}, true
 	case "3F000": // invalid_schema_name
@@ -77,6 +77,8 @@ func meaningOf(code string) (meaning, bool) {
 
 const (
 	setupHint  = "create the lock table with `dblock setup` or migrations.Setup"
+	callerHint = "the transaction prepares every statement, which PostgreSQL allows for single ones only: pass the *sql.Tx or pgx.Tx itself; " +
+		"with gorm begin it in a session whose PrepareStmt is false"
 	poolerHint = "a pooler in transaction mode hands one server session to several clients: connect to the server directly, or to the pooler in session mode; " +
 		"with Options.AllowUnsafe row locks and transaction locks work here, session locks do not"
 )
@@ -97,7 +99,7 @@ func explain(err error) error {
 	if err == nil || errors.As(err, &known) {
 		return err
 	}
-	e := &dialect.Error{Code: sqlState(err), Err: err}
+	e := &dialect.Error{Code: sqlState(err), Err: readable(err)}
 	var connect *pgconn.ConnectError
 	m, ok := meaningOf(e.Code)
 	switch {
@@ -154,9 +156,9 @@ func classify(ctx context.Context, err error) error {
 		return e
 	}
 	if errors.Is(ended, context.DeadlineExceeded) {
-		return &dialect.Error{Class: dialect.Timeout, Code: sqlState(err), Err: cause}
+		return &dialect.Error{Class: dialect.Timeout, Code: sqlState(err), Err: readable(cause)}
 	}
-	return &dialect.Error{Class: dialect.Canceled, Code: sqlState(err), Err: cause}
+	return &dialect.Error{Class: dialect.Canceled, Code: sqlState(err), Err: readable(cause)}
 }
 
 // connectError is classify for an error of opening a connection.
@@ -170,8 +172,44 @@ func connectError(ctx context.Context, err error) error {
 }
 
 func unavailable(err error) error {
-	return &dialect.Error{Class: dialect.Unavailable, Code: sqlState(err), Err: err,
+	return &dialect.Error{Class: dialect.Unavailable, Code: sqlState(err), Err: readable(err),
 		Hint: "is the server running, and do host, port and TLS mode lead to it?"}
+}
+
+// readable shows an error in one line, where pgx takes one for each host, and
+// without the prefix with which pgx says once more that it is a timeout.
+func readable(err error) error {
+	lines := strings.Split(strings.TrimPrefix(err.Error(), "timeout: "), "\n")
+	for i, line := range lines {
+		lines[i] = strings.TrimSpace(line)
+	}
+	text := strings.ReplaceAll(strings.Join(lines, "; "), ":; ", ": ")
+	if text == err.Error() {
+		return err
+	}
+	return shown{err, text}
+}
+
+// shown is an error with another text.
+type shown struct {
+	error
+	text string
+}
+
+func (s shown) Error() string { return s.text }
+func (s shown) Unwrap() error { return s.error }
+
+// join is errors.Join in one line.
+func join(errs ...error) (joined error) {
+	for _, err := range errs {
+		switch {
+		case joined == nil:
+			joined = err
+		case err != nil:
+			joined = fmt.Errorf("%w; %w", joined, err)
+		}
+	}
+	return joined
 }
 
 // sqlState is the server's code in an error of pgx or lib/pq, or in one that was

@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"database/sql"
-	"errors"
 
 	"github.com/dblock-go/dblock/dialect"
 )
@@ -18,19 +17,20 @@ const advisoryLocks = `SELECT (l.classid::bigint << 32) | l.objid::bigint AS id,
 	AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 
 // Inspect lists the advisory locks of one bigint, dblock's and others', holders
-// before waiters. What a session does is hidden from users who are neither its
-// owner nor a member of pg_read_all_stats.
+// before waiters. Those by which a constructor tries the server are left out,
+// unless they are for keys that were asked for. What a session does is hidden
+// from users who are neither its owner nor a member of pg_read_all_stats.
 func (d *DB) Inspect(ctx context.Context, keys ...dialect.Key) (holdings []dialect.Holding, err error) {
 	rows, err := d.sql.QueryContext(ctx, `SELECT l.id, l.shared, NOT l.granted, coalesce(l.pid, 0),
 		coalesce(a.application_name, ''), coalesce(a.usename, ''), coalesce(a.state, ''),
 		CASE WHEN l.granted THEN coalesce(a.xact_start, a.backend_start) ELSE coalesce(l.waitstart, a.query_start) END AS since
 		FROM (`+advisoryLocks+`) AS l LEFT JOIN pg_stat_activity AS a USING (pid)
-		WHERE $1::bigint[] = '{}' OR l.id = ANY($1::bigint[])
+		WHERE l.id = ANY($1::bigint[]) OR $1::bigint[] = '{}' AND a.application_name IS DISTINCT FROM '`+probeApplication+`'
 		ORDER BY l.id, l.granted DESC, since, l.pid`, intArray(keys))
 	if err != nil {
 		return nil, classify(ctx, err)
 	}
-	defer func() { err = classify(ctx, errors.Join(err, rows.Close())) }()
+	defer func() { err = classify(ctx, join(err, rows.Close())) }()
 	for rows.Next() {
 		var h dialect.Holding
 		var shared bool

@@ -18,6 +18,7 @@ import (
 	"database/sql"
 	"errors"
 	"net/url"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -55,8 +56,9 @@ var (
 )
 
 // New makes a database of the pgx pool that the application already has. It
-// connects, and looks at what is behind the connection before anything is
-// changed there. The pool stays the caller's to close, after [DB.Close].
+// connects, once through the pool, and looks at what is behind the connection
+// before anything is changed there. The pool stays the caller's to close, after
+// [DB.Close].
 //
 // Sessions are connections beside the pool, made with its configuration. Of a
 // pgxpool.Config's hooks, BeforeConnect is applied to them and no other.
@@ -114,6 +116,9 @@ func NewSQL(ctx context.Context, pool *sql.DB, opts ...*Options) (*DB, error) {
 //
 // [pgconn.ParseConfig]: https://pkg.go.dev/github.com/jackc/pgx/v5/pgconn#ParseConfig
 func Open(ctx context.Context, dsn string, opts ...*Options) (*DB, error) {
+	if hidesPassword(dsn) {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: dsnHint}
+	}
 	config, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
 		return nil, badDSN(dsn, err)
@@ -158,21 +163,37 @@ func (d *DB) open(ctx context.Context, opts []*Options) (*DB, error) {
 		err = &dialect.Error{Class: dialect.InvalidOption, Hint: "more than one Options: pass one or none"}
 	case len(opts) == 1 && opts[0] != nil && opts[0].AllowUnsafe:
 		d.unsafe = true
-		err = d.ping(ctx)
-	default:
+	}
+	if err == nil {
+		err = d.ping(ctx) // of the pool, which the probe need not use
+	}
+	if err == nil && !d.unsafe {
 		err = d.probe(ctx)
 	}
 	if err != nil {
-		return nil, errors.Join(err, d.Close())
+		return nil, join(err, d.Close())
 	}
 	return d, nil
+}
+
+const dsnHint = "the DSN is not understood: write postgres://user:password@host:port/database, with special characters of the password percent-encoded"
+
+// hidesPassword reports a URL with an @ after the user's part and before the
+// query. It can be of a password with an unescaped @ or /, of which pgx takes
+// one piece for the host and another for the database.
+func hidesPassword(dsn string) bool {
+	scheme, rest, _ := strings.Cut(dsn, "://")
+	if i := strings.IndexAny(rest, "@/"); i >= 0 && rest[i] == '@' {
+		rest = rest[i+1:]
+	}
+	rest, _, _ = strings.Cut(rest, "?")
+	return (scheme == "postgres" || scheme == "postgresql") && strings.Contains(rest, "@")
 }
 
 // badDSN tells what is wrong without the password. pgx's text masks it exactly
 // only in a well-formed URL, and its error value keeps the whole DSN.
 func badDSN(dsn string, err error) error {
-	e := &dialect.Error{Class: dialect.InvalidOption,
-		Hint: "the DSN is not understood: write postgres://user:password@host:port/database, with special characters of the password percent-encoded"}
+	e := &dialect.Error{Class: dialect.InvalidOption, Hint: dsnHint}
 	if u, parseErr := url.Parse(dsn); parseErr == nil && (u.Scheme == "postgres" || u.Scheme == "postgresql") {
 		e.Err = errors.New(err.Error())
 	}
@@ -214,5 +235,5 @@ func (d *DB) Close() error {
 	for _, closer := range d.closers {
 		errs = append(errs, closer())
 	}
-	return errors.Join(errs...)
+	return join(errs...)
 }

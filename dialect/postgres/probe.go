@@ -21,18 +21,18 @@ func (d *DB) probe(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, ca.close()) }()
+	defer func() { err = join(err, ca.close()) }()
 
 	var version string
 	if err := ca.queryRow(ctx, "SELECT version()", nil, &version); err != nil {
-		return classify(ctx, err)
+		return understood(classify(ctx, err))
 	}
 	if err := refuseLookAlike(version); err != nil {
 		return err
 	}
 	a, behind, err := start(ctx, ca, announced)
 	if err != nil {
-		return err
+		return understood(err)
 	}
 	if behind.standby {
 		return errStandby
@@ -45,7 +45,7 @@ func (d *DB) probe(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, cb.close()) }()
+	defer func() { err = join(err, cb.close()) }()
 	b, _, err := start(ctx, cb, announced)
 	if err != nil {
 		return err
@@ -66,11 +66,21 @@ func (d *DB) ping(ctx context.Context) error {
 	return nil
 }
 
+// probeApplication tells Inspect and people whose locks the probe's are. It is
+// part of the connection's startup, so no lock is ever without it.
+const probeApplication = "dblock probe"
+
 // connectToProbe avoids prepared statements, which do not survive a pooler in
 // transaction mode long enough to tell of it.
 func (d *DB) connectToProbe(ctx context.Context) (conn, int64, error) {
 	if d.config != nil {
-		c, err := d.dial(ctx, pgx.QueryExecModeExec)
+		c, err := d.dial(ctx, func(config *pgx.ConnConfig) {
+			config.DefaultQueryExecMode = pgx.QueryExecModeExec
+			if config.RuntimeParams == nil {
+				config.RuntimeParams = map[string]string{}
+			}
+			config.RuntimeParams["application_name"] = probeApplication
+		})
 		if err != nil {
 			return nil, 0, connectError(ctx, err)
 		}
@@ -81,6 +91,16 @@ func (d *DB) connectToProbe(ctx context.Context) (conn, int64, error) {
 		return nil, 0, connectError(ctx, err)
 	}
 	return &sqlConn{Conn: c, destroy: func() error { return pinned.Destroy(c) }}, 0, nil
+}
+
+// understood takes an error of no known meaning in the first queries of a pool
+// for the answer of another database.
+func understood(err error) error {
+	if dialect.ClassOf(err) != "" {
+		return err
+	}
+	return &dialect.Error{Class: dialect.Unsupported, Code: sqlState(err), Err: readable(err),
+		Hint: "the pool leads to no PostgreSQL: use the constructor of its database's package"}
 }
 
 // refuseLookAlike knows servers whose lock functions are missing or do nothing.
@@ -112,7 +132,7 @@ func refuseSharedSessions(ctx context.Context, a, b *session) error {
 			// As in statement mode.
 			return &dialect.Error{Class: dialect.Unsafe, Code: sqlState(err), Err: err, Hint: poolerHint}
 		}
-		err := errors.Join(
+		err := join(
 			b.conn.queryRow(ctx, pidQuery, nil, &during),
 			a.conn.queryRow(ctx, pidQuery, nil, &after),
 			b.conn.exec(ctx, "ROLLBACK"),

@@ -25,7 +25,7 @@ func (d *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) 
 	if len(r.Keys) == 0 {
 		return nil, errNoKeys
 	}
-	t, err := transactionOf(tx)
+	t, err := transactionOf(ctx, tx)
 	if err != nil {
 		return nil, err
 	}

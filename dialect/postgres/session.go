@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -12,9 +11,6 @@ import (
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/internal/pinned"
 )
-
-// idleFactor is how many keep-alives a session may miss before the server ends it.
-const idleFactor = 4
 
 const pidQuery = "SELECT pg_backend_pid()"
 
@@ -48,7 +44,7 @@ func (d *DB) OpenSession(ctx context.Context, o dialect.SessionOptions) (dialect
 		err = s.configure(ctx, o)
 	}
 	if err != nil {
-		return nil, errors.Join(err, c.close())
+		return nil, join(err, c.close())
 	}
 	return s, nil
 }
@@ -92,7 +88,7 @@ func (s *session) configure(ctx context.Context, o dialect.SessionOptions) error
 		{"statement_timeout", "0"},
 		{"transaction_timeout", "0"}, // since 17
 		{"idle_in_transaction_session_timeout", "0"},
-		{"idle_session_timeout", milliseconds(idleFactor * min(o.KeepAlive, maxTimeout/idleFactor))}, // since 14
+		{"idle_session_timeout", milliseconds(o.Silence())}, // since 14
 		{"default_transaction_isolation", "read committed"},
 		// A fencing number that a crash takes back would be given twice.
 		{"synchronous_commit", "on"},

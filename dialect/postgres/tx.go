@@ -9,13 +9,19 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dblock-go/dblock/dialect"
 )
 
-// Tx makes a transaction for dblock of a pgx.Tx. Those of database/sql need no
-// adapter.
-func Tx(tx pgx.Tx) dialect.Tx { return pgxTx{tx} }
+// Tx makes a transaction for dblock of a pgx.Tx, and nil of nil. Those of
+// database/sql need no adapter.
+func Tx(tx pgx.Tx) dialect.Tx {
+	if dialect.IsNil(tx) {
+		return nil
+	}
+	return pgxTx{tx}
+}
 
 // transaction is what the locks need of the caller's transaction.
 type transaction interface {
@@ -26,7 +32,15 @@ type transaction interface {
 	ints(ctx context.Context, query string, args ...any) ([]int64, error)
 }
 
-func transactionOf(tx dialect.Tx) (transaction, error) {
+// transactionOf prepares a call with the caller's transaction. Where ctx has
+// ended it sends nothing: no savepoint would guard what follows.
+func transactionOf(ctx context.Context, tx dialect.Tx) (transaction, error) {
+	if dialect.IsNil(tx) {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "the transaction is nil"}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, withRemains(classify(ctx, err), dialect.RemainsUsable)
+	}
 	switch t := tx.(type) {
 	case transaction:
 		return t, nil
@@ -47,7 +61,22 @@ const (
 // guarded runs a statement so that the transaction survives its failure.
 func guarded(ctx context.Context, t transaction, statement string) error {
 	if _, err := t.exec(ctx, savepoint+statement+"; "+release); err != nil {
-		return rollBack(ctx, t, classify(ctx, err))
+		return rollBack(ctx, t, err)
+	}
+	return nil
+}
+
+// unguarded is the error of a call that never made its savepoint, nil if it may
+// have made it.
+func unguarded(ctx context.Context, err error) error {
+	switch sqlState(err) {
+	case "25P01", "25P02":
+		return classify(ctx, err)
+	case "42601": // of several statements in a prepared one: https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-EXT-QUERY
+		return &dialect.Error{Class: dialect.Unsupported, Code: "42601", Err: err, Hint: callerHint, Remains: dialect.RemainsAborted}
+	}
+	if ended := ctx.Err(); ended != nil && errors.Is(err, ended) && pgconn.SafeToRetry(err) { // pgx sent nothing
+		return withRemains(classify(ctx, err), dialect.RemainsUsable)
 	}
 	return nil
 }
@@ -55,10 +84,11 @@ func guarded(ctx context.Context, t transaction, statement string) error {
 // rollBack undoes what a call did since its savepoint, locks and settings
 // included, and returns the call's error with what remains of the transaction.
 func rollBack(ctx context.Context, t transaction, cause error) error {
-	switch sqlState(cause) {
-	case "25P01", "25P02", "3B001": // the savepoint was never set
-		return cause
-	case "40001": // no statement of this transaction can succeed any more
+	if err := unguarded(ctx, cause); err != nil {
+		return err
+	}
+	cause = classify(ctx, cause)
+	if sqlState(cause) == "40001" { // no statement of this transaction can succeed any more
 		return cause
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
@@ -70,8 +100,10 @@ func rollBack(ctx context.Context, t transaction, cause error) error {
 		return withRemains(cause, dialect.RemainsUsable)
 	case dialect.ClassOf(err) == dialect.Lost, dialect.ClassOf(err) == dialect.Closed:
 		return withRemains(cause, dialect.RemainsNothing)
+	case sqlState(err) == "3B001": // database/sql had found that ctx ended, and sent no savepoint
+		return withRemains(cause, dialect.RemainsAborted)
 	}
-	return errors.Join(withRemains(cause, dialect.RemainsUnknown), err)
+	return join(withRemains(cause, dialect.RemainsUnknown), err)
 }
 
 // limited runs a statement under a setting of its own. A setting made after a
@@ -93,12 +125,7 @@ func literal(s string) string {
 
 type pgxTx struct{ tx pgx.Tx }
 
-var errNilTx = &dialect.Error{Class: dialect.Unsupported, Hint: "the transaction is nil"}
-
 func (t pgxTx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	if t.tx == nil {
-		return nil, errNilTx
-	}
 	tag, err := t.tx.Exec(ctx, query, args...)
 	return driver.RowsAffected(tag.RowsAffected()), err
 }
@@ -134,7 +161,7 @@ func (t sqlTx) ints(ctx context.Context, query string, args ...any) (ints []int6
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, rows.Close()) }()
+	defer func() { err = join(err, rows.Close()) }()
 	for rows.Next() {
 		var n int64
 		if err := rows.Scan(&n); err != nil {

@@ -3,6 +3,7 @@ package sqlserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -251,7 +252,8 @@ func TestFence(t *testing.T) {
 		t.Fatalf("got %v, %v", fences, err)
 	}
 	sent := stub.sent("UPDATE [locks] WITH (UPDLOCK, HOLDLOCK, ROWLOCK) SET @fence = fence = fence + 1")
-	if len(sent) != 1 || !slices.Equal(strings.Fields(sent[0].args["ids"].(string)), []string{"7", "-8"}) {
+	rows := dialect.FenceRows(keys)
+	if len(sent) != 1 || !slices.Equal(strings.Fields(sent[0].args["ids"].(string)), []string{fmt.Sprint(rows[0].ID), fmt.Sprint(rows[1].ID)}) {
 		t.Errorf("sent %v", sent)
 	}
 }
@@ -268,7 +270,7 @@ func TestFenceOfNewKey(t *testing.T) {
 		t.Fatalf("got %v, %v", fences, err)
 	}
 	inserted := stub.sent("INSERT INTO [locks] WITH (ROWLOCK) (id, name, fence) VALUES (@id, @name, 0);")
-	if len(inserted) != 2 || inserted[1].args["id"] != keyB.ID || inserted[1].args["name"] != keyB.Name || inserted[0].session != 1 {
+	if len(inserted) != 2 || inserted[1].args["id"] != dialect.FenceRows(keys)[1].ID || inserted[1].args["name"] != keyB.Name || inserted[0].session != 1 {
 		t.Errorf("inserted %v", inserted)
 	}
 }

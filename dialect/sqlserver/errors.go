@@ -120,7 +120,7 @@ func Classify(err error) error {
 	case errors.Is(err, context.DeadlineExceeded):
 		return &dialect.Error{Class: dialect.Timeout, Err: err}
 	case errors.Is(err, sql.ErrTxDone):
-		return &dialect.Error{Class: dialect.Closed, Remains: dialect.RemainsNothing, Err: err}
+		return &dialect.Error{Class: dialect.Closed, Err: err}
 	case isLost(err):
 		return &dialect.Error{Class: dialect.Lost, Remains: dialect.RemainsNothing, Err: err}
 	}

@@ -65,6 +65,10 @@ func TestClassifyOthers(t *testing.T) {
 		if dialect.ClassOf(got) != c.class || !strings.HasSuffix(got.Error(), c.err.Error()) {
 			t.Errorf("%v gave %v, want class %q", c.err, got, c.class)
 		}
+		var e *dialect.Error
+		if c.class == dialect.Closed && errors.As(got, &e) && e.Remains != dialect.RemainsUnknown {
+			t.Errorf("%v leaves %d of a transaction that its owner may have committed", got, e.Remains)
+		}
 		if again := Classify(got); again.Error() != got.Error() {
 			t.Errorf("%v changed when classified again: %v", got, again)
 		}
@@ -105,6 +109,41 @@ func TestOpenKeepsPasswordToItself(t *testing.T) {
 		}
 		if strings.Contains(fmt.Sprint(err), "geheim") {
 			t.Errorf("the error repeats the password: %v", err)
+		}
+	}
+}
+
+// A password that is not escaped splits the DSN elsewhere than its author meant.
+func TestOpenRefusesSplitPassword(t *testing.T) {
+	for _, dsn := range []string{
+		"sqlserver://sa:sec@geheim/x@127.0.0.1:1", "sqlserver://sa:sec@geheim/@127.0.0.1:1", "sqlserver://sa:sec/geheim@127.0.0.1:1",
+		"sqlserver://sa:12/geheim@127.0.0.1:1", "sqlserver://sa:sec@geheim#x@127.0.0.1:1", "sqlserver://sa:sec@geheim?x@127.0.0.1:1?database=a",
+		"sqlserver://sa:sec/geheim/x@127.0.0.1:1",
+	} {
+		_, err := Open(t.Context(), dsn)
+		if dialect.ClassOf(err) != dialect.InvalidOption || !strings.Contains(err.Error(), "@ as %40") || strings.Contains(err.Error(), "geheim") {
+			t.Errorf("%s gave %v", dsn, err)
+		}
+	}
+	for _, dsn := range []string{
+		"sqlserver://sa:a%40b%2Fc@h:1433/instance?database=x", "sqlserver://sa:a@b@h", "sqlserver://h?database=x&user+id=me@tenant&app+name=a/b",
+	} {
+		if !isWholeURL(dsn) {
+			t.Errorf("%s is refused", dsn)
+		}
+	}
+}
+
+func TestNilTransactions(t *testing.T) {
+	_, d := openDB(t)
+	for _, tx := range []dialect.Tx{nil, (*sql.Tx)(nil), (*sql.Conn)(nil), (*ownedTx)(nil)} {
+		for what, err := range map[string]error{
+			"AcquireTx": d.AcquireTx(t.Context(), tx, dialect.TxRequest{Keys: keys}),
+			"LockRows":  func() error { _, err := d.LockRows(t.Context(), tx, dialect.RowRequest{Keys: keys[:1]}); return err }(),
+		} {
+			if dialect.ClassOf(err) != dialect.InvalidOption || !strings.Contains(err.Error(), "the transaction is nil") {
+				t.Errorf("%s on %T gave %v", what, tx, err)
+			}
 		}
 	}
 }

@@ -45,8 +45,8 @@ func (d *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) 
 }
 
 func (d *DB) lockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) ([]int64, error) {
-	if tx == nil {
-		return nil, notInTransaction()
+	if dialect.IsNil(tx) {
+		return nil, errNilTx
 	}
 	for _, k := range r.Keys {
 		if k.Mode == dialect.Shared {

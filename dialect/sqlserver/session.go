@@ -134,6 +134,9 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 }
 
 func (s *session) acquire(ctx context.Context, r dialect.Request) ([]int64, error) {
+	if r.Fence != nil {
+		r.Keys = dialect.FenceRows(r.Keys) // the locks go by name
+	}
 	p, err := pack(r.Keys)
 	if err != nil {
 		return nil, err

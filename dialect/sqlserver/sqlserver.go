@@ -23,6 +23,7 @@ package sqlserver
 import (
 	"context"
 	"database/sql"
+	"net/url"
 	"strings"
 
 	mssql "github.com/microsoft/go-mssqldb"
@@ -84,6 +85,9 @@ func Open(ctx context.Context, dsn string, opts ...*Options) (*DB, error) {
 	if !strings.HasPrefix(dsn, "sqlserver://") {
 		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: dsnHint}
 	}
+	if !isWholeURL(dsn) {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: dsnHint}
+	}
 	connector, err := mssql.NewConnector(dsn)
 	if err != nil {
 		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: dsnHint, Err: err}
@@ -98,7 +102,23 @@ func Open(ctx context.Context, dsn string, opts ...*Options) (*DB, error) {
 	return d, nil
 }
 
-const dsnHint = "write sqlserver://user:password@host:1433?database=name, special characters percent-encoded"
+const dsnHint = "write sqlserver://user:password@host:1433?database=name, special characters percent-encoded, such as @ as %40, / as %2F, ? as %3F and # as %23"
+
+// isWholeURL reports whether the DSN can be read as what it seems to be. The
+// driver takes a password with an unescaped / ? or # for a host and more, and its
+// errors, and DNS, would tell parts of it.
+func isWholeURL(dsn string) bool {
+	u, err := url.Parse(dsn)
+	if err != nil || u.Fragment != "" || strings.ContainsAny(strings.TrimPrefix(u.EscapedPath(), "/"), "/@") {
+		return false
+	}
+	for name := range u.Query() {
+		if strings.ContainsAny(name, "@/?") {
+			return false
+		}
+	}
+	return true
+}
 
 func options(opts []*Options) (Options, error) {
 	switch {

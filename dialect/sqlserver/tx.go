@@ -11,14 +11,14 @@ import (
 
 // AcquireTx takes application locks that end with the outermost commit or any
 // rollback. tx must be in a transaction, else the error is of class
-// dialect.Unsupported. It needs one round trip, and one more to give back what a
+// dialect.Unsupported, and of class dialect.InvalidOption if tx is nil. It needs one round trip, and one more to give back what a
 // failed call was granted; after an error of class NotAcquired, Timeout or
 // Deadlock the transaction goes on. A key that the transaction held in shared
 // mode before the failed call asked for it exclusively may stay exclusive: a
 // mode weakens only with its last release.
 func (d *DB) AcquireTx(ctx context.Context, tx dialect.Tx, r dialect.TxRequest) error {
-	if tx == nil {
-		return notInTransaction()
+	if dialect.IsNil(tx) {
+		return errNilTx
 	}
 	return classify(ctx, acquireTx(ctx, appLocks{on: tx, owner: ownedByTransaction}, r))
 }
@@ -44,6 +44,8 @@ func acquireTx(ctx context.Context, locks appLocks, r dialect.TxRequest) error {
 	}
 	return failure
 }
+
+var errNilTx = &dialect.Error{Class: dialect.InvalidOption, Hint: "the transaction is nil"}
 
 func notInTransaction() error {
 	return &dialect.Error{Class: dialect.Unsupported,

@@ -6,7 +6,10 @@ import (
 	"net"
 	"net/url"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // What cannot be opened is told in one line, without a password.
@@ -46,6 +49,64 @@ func TestUnusableDatabases(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Connecting to what accepts and stays silent ends by itself, or by a signal.
+func TestSilentServers(t *testing.T) {
+	for _, scheme := range []string{"postgres", "mysql", "mariadb", "sqlserver"} {
+		t.Run(scheme, func(t *testing.T) {
+			t.Parallel()
+			path := "/db"
+			if scheme == "sqlserver" {
+				path = "?database=db"
+			}
+			address, _ := silentServer(t)
+			bounded := start(t, scheme+"://me:secret@"+address+path, "exec", "--wait", "10ms", "--key", "job", "--", "echo", "ran").exit(1)
+			if stderr := bounded.stderr.all(t); !strings.Contains(stderr, address+" took longer than 2s") {
+				t.Errorf("stderr %q", stderr)
+			}
+			for _, args := range [][]string{{"ls"}, {"setup"}, {"migrate", "status", "--dir", "testdata"}, {"exec", "--key", "job", "--", "echo", "ran"}} {
+				address, accepted := silentServer(t)
+				p := start(t, scheme+"://me:secret@"+address+path, args...)
+				select {
+				case <-accepted:
+				case <-time.After(patience):
+					t.Fatalf("%v does not connect", args)
+				}
+				p.signal(syscall.SIGTERM)
+				p.exit(128 + 15)
+				if stderr := p.stderr.all(t); stderr != "dblock: connecting to "+address+": stopped by signal: terminated" {
+					t.Errorf("%v: stderr %q", args, stderr)
+				}
+			}
+		})
+	}
+}
+
+// silentServer accepts connections and never says anything.
+func silentServer(t *testing.T) (address string, accepted chan net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted = make(chan net.Conn, 100)
+	var accepting sync.WaitGroup
+	t.Cleanup(func() {
+		l.Close()
+		accepting.Wait()
+	})
+	accepting.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil { // closed
+				return
+			}
+			defer conn.Close()
+			accepted <- conn
+		}
+	})
+	return l.Addr().String(), accepted
 }
 
 func setDatabase(u *url.URL, name string) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -54,20 +55,28 @@ func TestExecUnderATerminal(t *testing.T) {
 	p.exit(7)
 }
 
-// SIGTSTP and SIGCONT suspend and continue dblock and its command together: a
-// command must not go on while nobody watches over its lock.
+// SIGTSTP and SIGCONT suspend and continue dblock, its command and what that
+// started together: none of it must go on while nobody watches over the lock.
 func TestExecJobControl(t *testing.T) {
 	d := onPostgres(t)
-	p := start(t, d.dsn, "exec", "--key", "job", "--", "sh", "-c", "echo $$; read x; exit 0")
-	child, err := strconv.Atoi(p.stdout.expect(t, ""))
-	if err != nil {
-		t.Fatal(err)
+	p := start(t, d.dsn, "exec", "--key", "job", "--", "sh", "-c", "sh -c 'echo $$; exec sleep 60' & echo $$; read x; kill $!; exit 0")
+	pids := []int{p.cmd.Process.Pid}
+	for range 2 {
+		pid, err := strconv.Atoi(p.stdout.expect(t, ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
 	}
-	stopped := func(pid int) bool { return processState(t, pid) == "T" }
+	all := func(stopped bool) func() bool {
+		return func() bool {
+			return !slices.ContainsFunc(pids, func(pid int) bool { return (processState(t, pid) == "T") != stopped })
+		}
+	}
 	p.signal(syscall.SIGTSTP)
-	eventually(t, "both are stopped", func() bool { return stopped(child) && stopped(p.cmd.Process.Pid) })
+	eventually(t, "all are stopped", all(true))
 	p.signal(syscall.SIGCONT)
-	eventually(t, "both go on", func() bool { return !stopped(child) && !stopped(p.cmd.Process.Pid) })
+	eventually(t, "all go on", all(false))
 	p.release()
 }
 

@@ -131,19 +131,23 @@ func TestMigrateBadFolders(t *testing.T) {
 	file := filepath.Join(folder, "00001_bad.sql")
 	for _, test := range []struct {
 		dir, want string
+		code      int
 		prepare   func()
 	}{
-		{dir: filepath.Join(folder, "not-there"), want: "not-there"},
-		{dir: folder, want: "00001_name.sql"},
-		{dir: file, want: "not a folder", prepare: func() { write(t, file, "-- +goose Up\nSELECT 1;\nNO SUCH STATEMENT;\n") }},
-		{dir: folder, want: "00001_bad.sql"},
+		{dir: filepath.Join(folder, "not-there"), want: "not-there", code: 2},
+		{dir: folder, want: "00001_name.sql", code: 1},
+		{dir: file, want: "not a folder", code: 2, prepare: func() { write(t, file, "-- +goose Up\nSELECT 1;\nNO SUCH STATEMENT;\n") }},
+		{dir: folder, want: "00001_bad.sql", code: 1},
 	} {
 		if test.prepare != nil {
 			test.prepare()
 		}
-		stdout, stderr := run(t, d.dsn, 1, "migrate", "up", "--dir", test.dir)
+		stdout, stderr := run(t, d.dsn, test.code, "migrate", "up", "--dir", test.dir)
 		if stdout != "" || !strings.Contains(stderr, test.want) || strings.Contains(stderr, "\n") {
 			t.Errorf("%s: stdout %q, stderr %q; want %q", test.dir, stdout, stderr, test.want)
+		}
+		if stdout, _ := run(t, d.dsn, test.code, "migrate", "up", "--json", "--dir", test.dir); stdout != "[]" {
+			t.Errorf("%s: as JSON %q, want []", test.dir, stdout)
 		}
 	}
 }

@@ -31,6 +31,7 @@ var advisoryClauses = []clause{
 	{"advisory/no query of the application gets the lock's connection", advisoryOwnConnection},
 	{"advisory/a pool of one connection is not starved", advisoryStarvation},
 	{"advisory/fencing numbers grow with every grant", advisoryFencing},
+	{"advisory/fencing waits for no row lock", advisoryFencingBesideRows},
 	{"advisory/fencing without its table is refused", advisoryFencingSetup},
 	{"advisory/locks of a transaction end with it", advisoryTransaction},
 	{"advisory/a failed acquire leaves the transaction usable", advisoryTransactionFailure},

@@ -7,6 +7,7 @@ import (
 
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/advisory"
+	"github.com/dblock-go/dblock/rowlock"
 )
 
 func advisoryFencing(t *testing.T, h *Harness) {
@@ -61,6 +62,30 @@ func advisoryFencing(t *testing.T, h *Harness) {
 		mustRelease(t, shared)
 	}
 	d.nothingLeft(t)
+}
+
+// The lock table serves row locks too: an advisory lock's number waits for no
+// transaction that holds the key's row.
+func advisoryFencingBesideRows(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	d.Setup(t)
+	key := dblock.NewKey("account", "1")
+	tx := d.Begin(t, nil)
+	if err := rowlock.New(d.DB).Lock(testContext(t), tx, key); err != nil {
+		t.Fatal(err)
+	}
+	fenced := newLocker(t, d.Open(t), &advisory.Options{Fencing: true})
+	lock, err := fenced.TryLock(testContext(t), key)
+	if err != nil {
+		t.Fatalf("while a transaction holds the row: %v", err)
+	}
+	if lock.Token() != 1 {
+		t.Errorf("number %d", lock.Token())
+	}
+	mustRelease(t, lock)
+	if err := tx.Rollback(testContext(t)); err != nil {
+		t.Error(err)
+	}
 }
 
 func advisoryFencingSetup(t *testing.T, h *Harness) {

@@ -77,7 +77,7 @@ func advisoryKeepAlive(t *testing.T, h *Harness) {
 	select {
 	case <-lock.Done():
 		t.Fatalf("lost: %v", lock.Err())
-	case <-time.After(6 * time.Second): // several times the server's idle limit for such a session
+	case <-time.After(12 * time.Second): // twice the silence after which the server ends such a session
 	}
 	if err := lock.Check(testContext(t)); err != nil {
 		t.Errorf("check: %v", err)

@@ -93,6 +93,31 @@ func TestInspectShowsHoldersAndWaiters(t *testing.T) {
 	})
 }
 
+func TestInspectLeavesProbesOut(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		s := e.session(t, db, dialect.SessionOptions{})
+		probe, own := key("dblock/probe#"+db.Features().Scope, 1), key("no-probe/"+db.Features().Scope, 2)
+		if err := acquire(s, e.ctx, true, probe, own); err != nil {
+			t.Fatal(err)
+		}
+		all, err := db.Inspect(e.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := map[string]bool{}
+		for _, h := range all {
+			names[h.Name] = true
+		}
+		if names[probe.Name] || !names[own.Name] {
+			t.Errorf("all: %v", names)
+		}
+		if found, err := db.Inspect(e.ctx, probe); err != nil || len(found) != 1 {
+			t.Errorf("of a given key: %+v, %v", found, err)
+		}
+	})
+}
+
 func TestInspectNamesWhatTheServerLacks(t *testing.T) {
 	eachPrivate(t, func(t *testing.T, e *env) {
 		lacks, hint := "UPDATE performance_schema.setup_instruments SET enabled = 'NO' WHERE name = 'wait/lock/metadata/sql/mdl'", "setup_instruments"

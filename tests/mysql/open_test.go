@@ -8,6 +8,7 @@ import (
 
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/mysql"
+	"github.com/dblock-go/dblock/tests/servers"
 )
 
 func TestOpenTellsTheServersApart(t *testing.T) {
@@ -58,6 +59,14 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 		_, err := mysql.New(e.ctx, e.server.Open(t, change(func(u *url.URL) { u.Path = "/" })))
 		wantClass(t, err, dialect.Setup)
 	})
+}
+
+func TestPoolOfAnotherDatabaseIsNamed(t *testing.T) {
+	server := servers.Postgres(t)
+	_, err := mysql.New(t.Context(), server.Open(t, server.Database(t)))
+	if refused := wantClass(t, err, dialect.Unsupported); !strings.Contains(refused.Hint, "no MySQL") {
+		t.Errorf("%v", err)
+	}
 }
 
 func TestReadOnlyServerIsRefused(t *testing.T) {

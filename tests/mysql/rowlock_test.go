@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 
+	driver "github.com/go-sql-driver/mysql"
+
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/mysql"
 )
@@ -311,6 +313,94 @@ func TestRowLocksNeedATransaction(t *testing.T) {
 	})
 }
 
+// What wraps a pool has the methods of what wraps a transaction.
+func TestWrappersOfPoolsAreToldFromThoseOfTransactions(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		pool := db.SQL()
+		for i, wrap := range []func(full) dialect.Querier{
+			func(x full) dialect.Querier { return struct{ dialect.Querier }{x} },
+			func(x full) dialect.Querier { return struct{ full }{x} },
+			func(x full) dialect.Querier { return preparing{full: x} },
+			func(x full) dialect.Querier { return preparing{full: x, old: true} },
+		} {
+			refused := wantClass(t, lock(e.ctx, db, wrap(pool), 1), dialect.Unsupported)
+			if !strings.Contains(refused.Hint, "in none") {
+				t.Errorf("wrapper %d of a pool: %v", i, refused)
+			}
+			wantClass(t, lock(e.ctx, db, wrap(e.conn(t)), 1), dialect.Unsupported)
+			tx, err := pool.BeginTx(e.ctx, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := lock(e.ctx, db, wrap(tx), 1); err != nil {
+				t.Errorf("wrapper %d of a transaction: %v", i, err)
+			}
+			wantClass(t, try(e.ctx, db, e.begin(t, db, nil), 1), dialect.NotAcquired)
+			if err := tx.Commit(); err != nil {
+				t.Errorf("wrapper %d: the commit: %v", i, err)
+			}
+		}
+		wantClass(t, lock(e.ctx, db, struct{ *sql.DB }{pool}, 1), dialect.Unsupported)
+	})
+}
+
+// full is what pools, connections and transactions have.
+type full interface {
+	dialect.Querier
+	PrepareContext(ctx context.Context, query string) (*sql.Stmt, error)
+}
+
+// preparing prepares every statement, as gorm does with PrepareStmt.
+type preparing struct {
+	full
+	old bool // a server that cannot prepare savepoints, as MySQL and MariaDB before 10.6
+}
+
+func (p preparing) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	if p.old && strings.Contains(query, "SAVEPOINT") {
+		return nil, &driver.MySQLError{Number: 1295}
+	}
+	statement, err := p.PrepareContext(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	defer statement.Close()
+	return statement.ExecContext(ctx, args...)
+}
+
+func (p preparing) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	statement, err := p.PrepareContext(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	return statement.QueryContext(ctx, args...)
+}
+
+func TestTransactionThatIsOverOrNil(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		for name, end := range map[string]func(dialect.OwnedTx) error{
+			"commit": func(tx dialect.OwnedTx) error { return tx.Commit(e.ctx) }, "rollback": func(tx dialect.OwnedTx) error { return tx.Rollback(e.ctx) },
+		} {
+			tx := e.begin(t, db, nil)
+			if err := end(tx); err != nil {
+				t.Fatal(err)
+			}
+			for _, tx := range []dialect.Tx{tx, tx.Native().(*sql.Tx), struct{ dialect.Querier }{tx.Native().(*sql.Tx)}} {
+				if refused := wantClass(t, lock(e.ctx, db, tx, 1), dialect.Closed); refused.Remains != dialect.RemainsUnknown {
+					t.Errorf("%T after the %s is said to be %d", tx, name, refused.Remains)
+				}
+			}
+		}
+		for _, tx := range []dialect.Tx{nil, (*sql.Tx)(nil), (*sql.Conn)(nil), (*struct{ *sql.Tx })(nil)} {
+			wantClass(t, lock(e.ctx, db, tx, 1), dialect.InvalidOption)
+		}
+		_, err := db.OnConn(e.ctx, nil)
+		wantClass(t, err, dialect.InvalidOption)
+	})
+}
+
 // executor cannot read rows.
 type executor struct{ conn *sql.Conn }
 
@@ -417,6 +507,22 @@ func TestMissingTableIsNamed(t *testing.T) {
 		_, err := db.LockRows(e.ctx, tx, r)
 		if refused := wantClass(t, err, dialect.Setup); refused.Remains != dialect.RemainsUsable || !strings.Contains(err.Error(), "elsewhere") {
 			t.Errorf("%v, %+v", err, refused)
+		}
+		s := e.session(t, db, dialect.SessionOptions{})
+		keys := []dialect.Key{key("missing/"+db.Features().Scope, 1)}
+		for flags, table := range map[string]dialect.Table{
+			"`dblock setup --table=elsewhere`":                  {Schema: db.Features().Scope, Name: "elsewhere"},
+			"`dblock setup --schema=nowhere`":                   {Schema: "nowhere", Name: "locks"},
+			"`dblock setup --schema=nowhere --table=elsewhere`": {Schema: "nowhere", Name: "elsewhere"},
+		} {
+			_, rowErr := db.LockRows(e.ctx, tx, dialect.RowRequest{Table: table, Keys: keys})
+			_, fenceErr := s.Acquire(e.ctx, dialect.Request{Keys: keys, Fence: &table})
+			_, checkErr := db.CheckTable(e.ctx, table)
+			for _, err := range []error{rowErr, fenceErr, checkErr} {
+				if refused := wantClass(t, err, dialect.Setup); !strings.Contains(refused.Hint, flags) {
+					t.Errorf("%v does not name %s", err, flags)
+				}
+			}
 		}
 		if err := errors.Join(lock(e.ctx, db, tx, 1), tx.Commit(e.ctx)); err != nil {
 			t.Errorf("after it: %v", err)

@@ -1,8 +1,13 @@
 package postgres_test
 
 import (
+	"context"
+	"reflect"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/postgres"
@@ -58,6 +63,41 @@ func TestInspectShowsHoldersBeforeWaiters(t *testing.T) {
 	})
 }
 
+func TestProbeIsNoHolder(t *testing.T) {
+	config, err := pgxpool.ParseConfig(servers.Postgres(t).Database(t))
+	must(t, err)
+	var names []string
+	config.ConnConfig.AfterConnect = func(ctx context.Context, c *pgconn.PgConn) error {
+		results, err := c.Exec(ctx, "SHOW application_name").ReadAll()
+		if err == nil {
+			names = append(names, string(results[0].Rows[0][0]))
+		}
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	db := opened(t)(postgres.New(t.Context(), pool))
+	const probe = "dblock probe"
+	if want := []string{"", probe, probe}; !reflect.DeepEqual(names, want) {
+		t.Errorf("connections named %q, want %q", names, want)
+	}
+
+	for _, application := range []string{probe, "", "other"} {
+		s, err := db.OpenSession(t.Context(), dialect.SessionOptions{Application: application})
+		must(t, err)
+		defer s.Close()
+		lock(t, s, shared(1))
+	}
+	for want, asked := range map[int][]dialect.Key{2: nil, 3: keys(1)} {
+		holdings, err := db.Inspect(t.Context(), asked...)
+		must(t, err)
+		if len(holdings) != want {
+			t.Errorf("%d holdings of keys %v, want %d: %+v", len(holdings), asked, want, holdings)
+		}
+	}
+}
+
 func TestCheckTableNamesWhatDiffers(t *testing.T) {
 	dsn := servers.Postgres(t).Database(t)
 	db := opened(t)(overPgx(t, dsn))
@@ -107,4 +147,5 @@ func TestCheckTableNamesWhatDiffers(t *testing.T) {
 	_, err := user.LockRows(t.Context(), begin(t, user, nil), dialect.RowRequest{Keys: keys(1)})
 	wantClass(t, err, dialect.Denied)
 	wantText(t, err, "SELECT, INSERT, UPDATE")
+	wantText(t, err, "migrations need CREATE on the schema")
 }

@@ -148,6 +148,13 @@ func wantText(t testing.TB, err error, text string) {
 	}
 }
 
+func wantOneLine(t testing.TB, err error) {
+	t.Helper()
+	if strings.Contains(err.Error(), "\n") {
+		t.Errorf("error of several lines: %v", err)
+	}
+}
+
 func keys(ids ...int64) []dialect.Key {
 	all := make([]dialect.Key, len(ids))
 	for i, id := range ids {

@@ -69,6 +69,9 @@ func TestOpenTellsNoPasswordOfADSNThatItDoesNotUnderstand(t *testing.T) {
 		"postgres://user:a?b#s3cr@host:x/db",
 		"host=h password='a\\'s3cr' port=x",
 		"host=h password = s3cr port=x",
+		"postgres://user:a@s3cr/b@127.0.0.1:1/db",
+		"postgres://user:a@s3cr@127.0.0.1:1/db",
+		"postgresql://user:1/s3cr@127.0.0.1:1/db",
 		"mysql://user:s3cr@host/db",
 		"s3cr",
 	} {
@@ -85,6 +88,50 @@ func TestOpenTellsNoPasswordOfADSNThatItDoesNotUnderstand(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestOpenTakesAnAtSignWhereItHidesNothing(t *testing.T) {
+	dsn := servers.Postgres(t).Database(t)
+	opened(t)(postgres.Open(t.Context(), dsn+"&application_name=me@here"))
+	for _, dsn := range []string{
+		"postgres://user:p%40ss%2Fword@" + unused(t) + "/db",
+		"host=127.0.0.1 port=1 password=postgres://a@b@c",
+	} {
+		_, err := postgres.Open(t.Context(), dsn)
+		wantClass(t, err, dialect.Unavailable)
+	}
+}
+
+func TestErrorOfSeveralHostsIsOneLine(t *testing.T) {
+	_, err := postgres.Open(t.Context(), "postgres://x:y@"+unused(t)+","+unused(t)+"/x")
+	wantClass(t, err, dialect.Unavailable)
+	wantOneLine(t, err)
+	var connect *pgconn.ConnectError
+	if !errors.As(err, &connect) || strings.Count(err.Error(), "refused") < 2 {
+		t.Errorf("%v hides its causes", err)
+	}
+}
+
+func TestClosedPoolIsRefused(t *testing.T) {
+	dsn := servers.Postgres(t).Database(t)
+	pool, err := pgxpool.New(t.Context(), dsn)
+	must(t, err)
+	pool.Close()
+	_, err = postgres.New(t.Context(), pool)
+	wantClass(t, err, dialect.Unavailable)
+	wantText(t, err, "closed pool")
+
+	sqlPool := servers.Postgres(t).Open(t, dsn)
+	must(t, sqlPool.Close())
+	_, err = postgres.NewSQL(t.Context(), sqlPool)
+	wantClass(t, err, dialect.Unavailable)
+}
+
+func TestPoolOfAnotherDatabaseIsRefused(t *testing.T) {
+	server := servers.MariaDB(t)
+	_, err := postgres.NewSQL(t.Context(), server.Open(t, server.Database(t)))
+	wantClass(t, err, dialect.Unsupported)
+	wantText(t, err, "no PostgreSQL")
 }
 
 // tree walks an error and its causes.
@@ -122,6 +169,9 @@ func TestOpenWithEndedContext(t *testing.T) {
 	defer cancel()
 	_, err = postgres.Open(past, dsn)
 	wantClass(t, err, dialect.Timeout)
+	if strings.Contains(err.Error(), "timed out: timeout") {
+		t.Errorf("%v says it twice", err)
+	}
 
 	db := opened(t)(postgres.Open(t.Context(), dsn))
 	_, err = db.OpenSession(ctx, dialect.SessionOptions{})

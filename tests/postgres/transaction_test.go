@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -190,13 +192,22 @@ func TestLocksOfATransactionNeedOne(t *testing.T) {
 
 type execOnly struct{ dialect.Tx }
 
+// embedding is a transaction as sqlx has it.
+type embedding struct{ *sql.Tx }
+
 func TestWhatIsNoTransactionIsRefusedByName(t *testing.T) {
 	db := throughPgx(t)
-	for _, tx := range []dialect.Tx{nil, postgres.Tx(nil), execOnly{}} {
+	refused := func(tx dialect.Tx, class dialect.Class) {
+		t.Helper()
 		err := db.AcquireTx(t.Context(), tx, dialect.TxRequest{Keys: keys(1)})
-		wantClass(t, err, dialect.Unsupported)
+		wantClass(t, err, class)
 		_, err = db.LockRows(t.Context(), tx, dialect.RowRequest{Keys: keys(1)})
-		wantClass(t, err, dialect.Unsupported)
+		wantClass(t, err, class)
+	}
+	refused(execOnly{}, dialect.Unsupported)
+	for _, tx := range []dialect.Tx{nil, (*sql.Tx)(nil), (*sql.Conn)(nil), (*embedding)(nil),
+		postgres.Tx(nil), postgres.Tx((*pgxpool.Tx)(nil))} {
+		refused(tx, dialect.InvalidOption)
 	}
 	_, err := db.LockRows(t.Context(), begin(t, db, nil), dialect.RowRequest{Keys: shared(1)})
 	wantClass(t, err, dialect.Unsupported)
@@ -239,6 +250,126 @@ func TestCancelledWaitInATransactionSaysWhatRemains(t *testing.T) {
 			t.Errorf("%v says that %d remains, but the next statement: %v", err, remains(err), execErr)
 		}
 		eventually(t, "the waiter is gone", func() bool { return len(held(t, db, pid, true)) == 0 })
+	})
+}
+
+// calls are all kinds of locks in a transaction.
+func calls(db *postgres.DB) map[string]func(context.Context, dialect.Tx) error {
+	acquire := func(r dialect.TxRequest) func(context.Context, dialect.Tx) error {
+		return func(ctx context.Context, tx dialect.Tx) error { return db.AcquireTx(ctx, tx, r) }
+	}
+	return map[string]func(context.Context, dialect.Tx) error{
+		"wait":           acquire(dialect.TxRequest{Keys: keys(1)}),
+		"bounded wait":   acquire(dialect.TxRequest{Keys: keys(1), Wait: time.Minute}),
+		"try":            acquire(dialect.TxRequest{Keys: keys(1), Try: true}),
+		"try of several": acquire(dialect.TxRequest{Keys: keys(1, 2), Try: true}),
+		"rows": func(ctx context.Context, tx dialect.Tx) error {
+			_, err := db.LockRows(ctx, tx, dialect.RowRequest{Keys: keys(1)})
+			return err
+		},
+	}
+}
+
+func TestContextThatHasEndedLeavesTheTransactionUsable(t *testing.T) {
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	expired, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	everyWay(t, func(t *testing.T, db *postgres.DB) {
+		for name, call := range calls(db) {
+			t.Run(name, func(t *testing.T) {
+				tx := begin(t, db, nil)
+				for ctx, class := range map[context.Context]dialect.Class{canceled: dialect.Canceled, expired: dialect.Timeout} {
+					err := call(ctx, tx)
+					wantClass(t, err, class)
+					wantOneLine(t, err)
+					if remains(err) != dialect.RemainsUsable {
+						t.Errorf("%v says that %d remains", err, remains(err))
+					}
+					exec(t, tx, "SELECT 1")
+				}
+				must(t, call(t.Context(), tx))
+				must(t, tx.Commit(t.Context()))
+			})
+		}
+	})
+}
+
+// endsOnceAsked ends as soon as somebody has found that it has not.
+type endsOnceAsked struct {
+	context.Context
+	asked atomic.Bool
+}
+
+func (c *endsOnceAsked) Done() <-chan struct{} {
+	done := make(chan struct{})
+	close(done)
+	return done
+}
+
+func (c *endsOnceAsked) Err() error {
+	if c.asked.Swap(true) {
+		return context.Canceled
+	}
+	return nil
+}
+
+func TestContextThatEndsBeforeTheDriverSendsSaysWhatRemains(t *testing.T) {
+	everyWay(t, func(t *testing.T, db *postgres.DB) {
+		for name, call := range calls(db) {
+			t.Run(name, func(t *testing.T) {
+				tx := begin(t, db, nil)
+				err := call(&endsOnceAsked{Context: t.Context()}, tx)
+				wantClass(t, err, dialect.Canceled)
+				wantOneLine(t, err)
+				_, execErr := tx.ExecContext(t.Context(), "SELECT 1")
+				want := dialect.RemainsAborted
+				if _, throughPgx := tx.Native().(pgx.Tx); throughPgx {
+					want = dialect.RemainsUsable
+				} else if name == "try" { // has no savepoint whose absence would tell
+					want = dialect.RemainsUnknown
+				}
+				if remains(err) != want || (want == dialect.RemainsAborted) != (execErr != nil) {
+					t.Errorf("%v says that %d remains, want %d; the next statement: %v", err, remains(err), want, execErr)
+				}
+			})
+		}
+	})
+}
+
+// preparing prepares every statement, as gorm does with PrepareStmt.
+type preparing struct{ *sql.Tx }
+
+func (p preparing) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	s, err := p.PrepareContext(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	return s.ExecContext(ctx, args...)
+}
+
+func TestTransactionThatPreparesEveryStatementIsRefused(t *testing.T) {
+	everyWay(t, func(t *testing.T, db *postgres.DB) {
+		for name, call := range calls(db) {
+			t.Run(name, func(t *testing.T) {
+				tx, err := db.SQL().BeginTx(t.Context(), nil)
+				must(t, err)
+				defer tx.Rollback()
+				err = call(t.Context(), preparing{tx})
+				wantClass(t, err, dialect.Unsupported)
+				wantText(t, err, "PrepareStmt")
+				wantOneLine(t, err)
+				if strings.Count(err.Error(), "multiple commands") != 1 {
+					t.Errorf("%v does not name the cause once", err)
+				}
+				if remains(err) != dialect.RemainsAborted {
+					t.Errorf("%v says that %d remains", err, remains(err))
+				}
+				_, err = tx.ExecContext(t.Context(), "SELECT 1")
+				wantText(t, err, "25P02")
+			})
+		}
 	})
 }
 

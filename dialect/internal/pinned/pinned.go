@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/dblock-go/dblock/dialect"
 )
@@ -33,25 +34,43 @@ type Conn struct {
 
 // Take checks a connection out. A pool with a limit keeps at least one for the
 // application's queries: locks that used up the pool would wait for ever for
-// the very code that they guard. The error is then of class Capacity.
+// the very code that they guard. The error is then of class Capacity, as it is if
+// no connection becomes free in time.
 func (p *Pool) Take(ctx context.Context) (*Conn, error) {
 	if err := p.reserve(); err != nil {
 		return nil, err
 	}
-	conn, err := p.db.Conn(ctx)
+	limit, bounded := p.db.Stats().MaxOpenConnections, ctx
+	if limit > 0 {
+		var cancel context.CancelFunc
+		bounded, cancel = context.WithTimeout(ctx, takeWithin)
+		defer cancel()
+	}
+	conn, err := p.db.Conn(bounded)
 	if err != nil {
 		p.unreserve()
+		if bounded.Err() != nil && ctx.Err() == nil {
+			err = &dialect.Error{Class: dialect.Capacity, Err: err, Hint: fmt.Sprintf(
+				"none of the pool's %d connections became free within %v: %s", limit, takeWithin, wayOut)}
+		}
 		return nil, err
 	}
 	return &Conn{Conn: conn, pool: p}, nil
 }
+
+const (
+	// takeWithin bounds the wait for a connection that the application may be using
+	// to wait for the very lock.
+	takeWithin = 10 * time.Second
+	wayOut     = "raise SetMaxOpenConns, or open the database by DSN so that locks have connections of their own"
+)
 
 func (p *Pool) reserve() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if limit := p.db.Stats().MaxOpenConnections; limit > 0 && p.used >= limit-1 {
 		return &dialect.Error{Class: dialect.Capacity, Hint: fmt.Sprintf(
-			"locks use %d of the pool's %d connections and must leave one for queries: raise SetMaxOpenConns, or open the database by DSN so that locks have connections of their own", p.used, limit)}
+			"locks use %d of the pool's %d connections and must leave one for queries: %s", p.used, limit, wayOut)}
 	}
 	p.used++
 	return nil
