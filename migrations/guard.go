@@ -38,6 +38,11 @@ const (
 // default, WaitLimit and Observer. It keeps no state of a wait, so several
 // providers may share one.
 //
+// The guard lives on the connection that goose migrates on, so losing one is
+// losing the other. While a Go migration that runs on the pool (RunDB) leaves that
+// connection idle for longer than the server allows (idle_session_timeout,
+// wait_timeout), the guard is lost; SessionUnlock then says so.
+//
 // The guard is released on the connection that took it. If that connection is
 // not known to hold nothing afterwards, it is destroyed instead of going back to
 // the pool.

@@ -64,7 +64,8 @@ var _ dialect.DB = (*DB)(nil)
 // for the transactions that need them may have all others; with a limit of two it
 // waits until the first row lock. One always stays for queries, so a pool of one
 // serves migrations only: locks get [dialect.Capacity] at once. [Open] gives locks
-// connections of their own. Close the DB before the pool.
+// connections of their own. Make one DB of a pool, since each keeps count of its own
+// connections, and close it before the pool.
 //
 // Errors: [dialect.InvalidOption], [dialect.Unavailable], [dialect.Denied],
 // [dialect.Unsupported] if there is no MySQL or MariaDB behind the pool,
