@@ -106,9 +106,9 @@ func (l *Lock) Check(ctx context.Context) error {
 	return dblock.NewError("check", l.session.locker.db, l.keys, err)
 }
 
-// Release gives the keys back. It works with a cancelled ctx, and does not wait
-// for a server that does not answer: the session is then closed, which frees the
-// keys. Calling it again returns the same result.
+// Release gives the keys back. It works with a cancelled ctx. A server that does
+// not answer within some seconds is given up and the session closed, which frees
+// the keys. Calling it again returns the same result.
 //
 // An error says that the lock was not held until now, or may not have been:
 // dblock.ErrLost, dblock.ErrNotHeld, or dblock.ErrClosed after the locker's

@@ -63,7 +63,8 @@ func New(db dblock.DB, opts ...*Options) (*Locker, error) {
 }
 
 // Lock waits until it holds all of the keys, or until ctx or the wait limit
-// ends. What it does to ctx afterwards does not matter to the lock; see
+// ends; on a dead network it then takes some seconds more to give up the
+// connection. What happens to ctx afterwards does not matter to the lock; see
 // [Lock.Context].
 //
 // Errors: [dblock.ErrTimeout], [dblock.ErrCanceled], [dblock.ErrDeadlock],
