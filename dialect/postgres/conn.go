@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,11 +14,15 @@ import (
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 
 	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/dialect/internal/pinned"
 )
 
 const (
 	// closeTimeout bounds how long a session's end may take.
 	closeTimeout = 5 * time.Second
+	// abandonedTimeout is the same where the driver has not returned from a call
+	// whose context ended. On a network that works it returns at once.
+	abandonedTimeout = time.Second
 
 	// A client whose idle connection leads nowhere knows it after 3 + 3·1 s:
 	// before the server does (configure) and gives the locks to somebody else.
@@ -39,7 +44,7 @@ type conn interface {
 // protocol's BackendKeyData announced, 0 where the driver does not tell.
 func (d *DB) connect(ctx context.Context) (conn, int64, error) {
 	if d.config == nil {
-		c, err := d.pinned.Take(ctx)
+		c, err := d.take(ctx)
 		if err != nil {
 			return nil, 0, connectError(ctx, err)
 		}
@@ -50,6 +55,32 @@ func (d *DB) connect(ctx context.Context) (conn, int64, error) {
 		return nil, 0, connectError(ctx, err)
 	}
 	return pgxConn{c}, int64(c.PgConn().PID()), nil
+}
+
+// take takes a connection out of the pool. One that comes after ctx has ended is
+// destroyed.
+func (d *DB) take(ctx context.Context) (*pinned.Conn, error) {
+	taken, failed := make(chan *pinned.Conn), make(chan error, 1)
+	go func() {
+		c, err := d.pinned.Take(ctx)
+		if err != nil {
+			failed <- err
+			return
+		}
+		select {
+		case taken <- c:
+		case <-ctx.Done():
+			failed <- join(ctx.Err(), c.Destroy())
+		}
+	}()
+	select {
+	case c := <-taken:
+		return c, nil
+	case err := <-failed:
+		return nil, err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // dial connects with the configuration of the pool, except for what a session
@@ -102,41 +133,102 @@ func (c pgxConn) exec(ctx context.Context, query string) error {
 func (c pgxConn) idle(ctx context.Context) error { return listen(ctx, c.Conn) }
 func (c pgxConn) close() error                   { return hangUp(c.Conn) }
 
-// sqlConn is a connection of a database/sql pool.
+// sqlConn is a connection of a database/sql pool. Where the driver is not pgx it
+// may be one that goes on reading after a context has ended, as lib/pq does until
+// the operating system gives up on a dead network: its caller does not wait.
 type sqlConn struct {
 	*sql.Conn
-	pgx     *pgx.Conn // nil for other drivers
-	destroy func() error
+	pgx       *pgx.Conn // nil for other drivers
+	destroy   func() error
+	abandoned bool // a context ended, and the driver had not returned
 }
 
 func (c *sqlConn) queryRow(ctx context.Context, query string, args []any, dest ...any) error {
-	return c.QueryRowContext(ctx, query, args...).Scan(dest...)
+	row := make([]any, len(dest)) // not dest, since an abandoned call may still write
+	for i, d := range dest {
+		row[i] = reflect.New(reflect.TypeOf(d).Elem()).Interface()
+	}
+	err := c.call(ctx, func() error { return c.QueryRowContext(ctx, query, args...).Scan(row...) })
+	if err != nil {
+		return err
+	}
+	for i, d := range dest {
+		reflect.ValueOf(d).Elem().Set(reflect.ValueOf(row[i]).Elem())
+	}
+	return nil
 }
 
 func (c *sqlConn) exec(ctx context.Context, query string) error {
-	_, err := c.ExecContext(ctx, query)
+	return c.call(ctx, func() error {
+		_, err := c.ExecContext(ctx, query)
+		return err
+	})
+}
+
+// call is one call of the driver. What ends with its context before the driver
+// has returned is the connection's last.
+func (c *sqlConn) call(ctx context.Context, call func() error) error {
+	switch {
+	case c.pgx != nil:
+		return call()
+	case c.abandoned:
+		return errAbandoned
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	returned, err := within(ctx, call)
+	c.abandoned = !returned
 	return err
 }
 
-func (c *sqlConn) idle(ctx context.Context) error {
-	if c.pgx == nil {
-		<-ctx.Done()
-		return nil
+var errAbandoned = &dialect.Error{Class: dialect.Lost, Remains: dialect.RemainsNothing,
+	Err: errors.New("the driver had not returned from a call when its context ended")}
+
+// within returns when the call does or ctx ends, whatever comes first.
+func within(ctx context.Context, call func() error) (returned bool, err error) {
+	result := make(chan error, 1)
+	go func() { result <- call() }()
+	select {
+	case err := <-result:
+		return true, err
+	case <-ctx.Done():
+		return false, ctx.Err()
 	}
-	return c.Raw(func(any) error { return listen(ctx, c.pgx) })
+}
+
+func (c *sqlConn) idle(ctx context.Context) error {
+	switch {
+	case c.pgx != nil:
+		return c.Raw(func(any) error { return listen(ctx, c.pgx) })
+	case c.abandoned:
+		return errAbandoned
+	}
+	<-ctx.Done()
+	return nil
 }
 
 // close hangs up itself where it can: a database/sql pool that draws from a pgx
-// pool would only give the connection back.
+// pool would only give the connection back. Elsewhere the connection is destroyed
+// as soon as the driver has returned, which may be after close.
 func (c *sqlConn) close() error {
-	var err error
 	if c.pgx != nil {
-		err = c.Raw(func(any) error { return hangUp(c.pgx) })
+		err := c.Raw(func(any) error { return hangUp(c.pgx) })
 		if errors.Is(err, sql.ErrConnDone) {
 			err = hangUp(c.pgx)
 		}
+		return join(err, c.destroy())
 	}
-	return join(err, c.destroy())
+	timeout := closeTimeout
+	if c.abandoned {
+		timeout = abandonedTimeout
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	returned, err := within(ctx, c.destroy)
+	if !returned {
+		return untold(timeout)
+	}
+	return err
 }
 
 // listen returns nil when ctx ends and leaves the connection usable; otherwise
@@ -164,8 +256,12 @@ func hangUp(c *pgx.Conn) error {
 	case <-c.PgConn().CleanupDone():
 		return nil
 	case <-ctx.Done():
-		return &dialect.Error{Class: dialect.Lost,
-			Err:  fmt.Errorf("the server could not be told within %v that the session ends", closeTimeout),
-			Hint: "its TCP keep-alive frees the locks"}
+		return untold(closeTimeout)
 	}
+}
+
+func untold(timeout time.Duration) error {
+	return &dialect.Error{Class: dialect.Lost,
+		Err:  fmt.Errorf("the server could not be told within %v that the session ends", timeout),
+		Hint: "its TCP keep-alive frees the locks"}
 }

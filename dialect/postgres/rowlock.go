@@ -2,8 +2,13 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strconv"
 	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dblock-go/dblock/dialect"
 )
@@ -16,11 +21,12 @@ import (
 // in which first users of a key could deadlock. The lock is that of SELECT … FOR
 // NO KEY UPDATE.
 //
-// That takes one round trip, and a second to read fencing numbers. A try fails
-// after waiting for a millisecond, the shortest lock_timeout there is, since the
-// statement has no NOWAIT. Under REPEATABLE READ and SERIALIZABLE a row that
-// changed after the transaction's snapshot is an error of class Serialization.
-// What else [DB.AcquireTx] says of errors and contexts is true here too.
+// That takes one round trip, and a second to read fencing numbers. A try needs
+// one more where a row is missing: it locks the rows with NOWAIT if all exist,
+// and otherwise creates them under a lock_timeout, since INSERT has no NOWAIT.
+// Under REPEATABLE READ and SERIALIZABLE a row that changed after the
+// transaction's snapshot is an error of class Serialization. What else
+// [DB.AcquireTx] says of errors and contexts is true here too.
 func (d *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) ([]int64, error) {
 	if len(r.Keys) == 0 {
 		return nil, errNoKeys
@@ -34,20 +40,80 @@ func (d *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) 
 		return nil, err
 	}
 	if r.Try {
-		statement = limited("lock_timeout", "1", statement)
+		err = tryRows(ctx, t, r, statement)
+	} else {
+		err = guarded(ctx, t, statement)
 	}
-	if err := guarded(ctx, t, statement); err != nil {
-		if r.Try && sqlState(err) == "55P03" {
-			err = asClass(err, dialect.NotAcquired)
-		}
+	if err != nil || !r.Fence {
 		return nil, err
-	}
-	if !r.Fence {
-		return nil, nil
 	}
 	numbers, err := t.ints(ctx, "SELECT fence FROM "+tableName(r.Table)+
 		" WHERE id = ANY($1::bigint[]) ORDER BY array_position($1::bigint[], id)", intArray(r.Keys))
 	return numbers, classify(ctx, err)
+}
+
+const (
+	// A try for missing rows gives their creator, if there is one, no more than
+	// the shortest lock_timeout there is. What else its statement waits for, such
+	// as another session that is extending the table's file, makes it try again
+	// with twice the time, up to the longest.
+	shortestTry = time.Millisecond
+	longestTry  = 64 * time.Millisecond
+	// tableWait is how long a try for rows that exist waits for the table or its
+	// file; NOWAIT is about rows only.
+	tableWait = 250 * time.Millisecond
+)
+
+// tryRows looks again after each failed creation: the rows may exist by now.
+func tryRows(ctx context.Context, t transaction, r dialect.RowRequest, create string) error {
+	for wait := shortestTry; ; wait *= 2 {
+		locked, err := tryExisting(ctx, t, r)
+		if err == nil && !locked {
+			err = guarded(ctx, t, limited("lock_timeout", milliseconds(wait), create))
+			if sqlState(err) == "55P03" && !waitedForRow(err) && wait < longestTry {
+				continue
+			}
+		}
+		if sqlState(err) == "55P03" {
+			return asClass(err, dialect.NotAcquired)
+		}
+		return err
+	}
+}
+
+// tryExisting locks the rows if all of them exist, and none otherwise.
+func tryExisting(ctx context.Context, t transaction, r dialect.RowRequest) (bool, error) {
+	ids := make([]string, len(r.Keys))
+	for i, k := range r.Keys {
+		ids[i] = strconv.FormatInt(k.ID, 10)
+	}
+	rows := fmt.Sprintf("%s WHERE id IN (%s)", tableName(r.Table), strings.Join(ids, ", "))
+	statement := fmt.Sprintf(`SELECT set_config('dblock.locked', count(*)::text, true) FROM (
+	SELECT FROM %[1]s AND (SELECT count(*) FROM %[1]s) = %[2]d ORDER BY id FOR NO KEY UPDATE NOWAIT
+) AS locked`, rows, len(ids))
+	if r.Fence {
+		statement += fmt.Sprintf("; UPDATE %s SET fence = fence + 1 WHERE id IN (%s) AND current_setting('dblock.locked') = '%d'",
+			tableName(r.Table), strings.Join(ids, ", "), len(ids))
+	}
+	n, err := t.exec(ctx, savepoint+limited("lock_timeout", milliseconds(tableWait), statement)+"; "+release+
+		"SELECT FROM generate_series(1, current_setting('dblock.locked')::int)")
+	if err != nil {
+		return false, rollBack(ctx, t, err)
+	}
+	return n == int64(len(ids)), nil
+}
+
+// waitedForRow tells a statement that gave up waiting for another transaction's
+// row from one that waited for anything else: only the former has a context,
+// "while inserting index tuple (0,1) in relation …".
+// See https://www.postgresql.org/docs/current/protocol-error-fields.html.
+func waitedForRow(err error) bool {
+	var ofPgx *pgconn.PgError
+	if errors.As(err, &ofPgx) {
+		return ofPgx.Where != ""
+	}
+	var ofPq interface{ Get(field byte) string }
+	return !errors.As(err, &ofPq) || ofPq.Get('W') != ""
 }
 
 func lockRows(r dialect.RowRequest) (string, error) {

@@ -114,7 +114,7 @@ func TestSettingsOfASession(t *testing.T) {
 		"lock_timeout":                        "0",
 		"statement_timeout":                   "0",
 		"idle_in_transaction_session_timeout": "0",
-		"idle_session_timeout":                "4s",
+		"idle_session_timeout":                "3s",
 		"default_transaction_isolation":       "read committed",
 		"synchronous_commit":                  "on",
 		"tcp_keepalives_idle":                 "5",

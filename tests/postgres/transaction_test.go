@@ -527,3 +527,67 @@ func TestTransactionLocksWorkInEveryQueryMode(t *testing.T) {
 		})
 	}
 }
+
+// Each new row may have to wait for another session that extends the file.
+func TestTryForARowThatNobodyHoldsIsNotRefused(t *testing.T) {
+	everyWay(t, func(t *testing.T, db *postgres.DB) {
+		db.SQL().SetMaxOpenConns(16)
+		const goroutines, each = 16, 400
+		var ended sync.WaitGroup
+		for g := range int64(goroutines) {
+			ended.Go(func() {
+				for i := range int64(each) {
+					tx, err := db.Begin(t.Context(), nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					fresh := keys(g*each + i)
+					fresh[0].Name = strings.Repeat("x", 64)
+					_, err = db.LockRows(t.Context(), tx, dialect.RowRequest{Keys: fresh, Try: true, Fence: i%2 == 0})
+					if err := errors.Join(err, tx.Commit(t.Context())); err != nil {
+						t.Errorf("key %d: %v", fresh[0].ID, err)
+					}
+				}
+			})
+		}
+		ended.Wait()
+	})
+}
+
+// counting counts the messages to the server.
+type counting struct {
+	*sql.Tx
+	messages int
+}
+
+func (c *counting) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	c.messages++
+	return c.Tx.ExecContext(ctx, query, args...)
+}
+
+func TestTryForARowTakesFewRoundTrips(t *testing.T) {
+	everyWay(t, func(t *testing.T, db *postgres.DB) {
+		attempt := func(what string, ids []int64, class dialect.Class, messages int) *counting {
+			t.Helper()
+			tx, err := db.SQL().BeginTx(t.Context(), nil)
+			must(t, err)
+			t.Cleanup(func() { tx.Rollback() })
+			counted := &counting{Tx: tx}
+			_, err = db.LockRows(t.Context(), counted, dialect.RowRequest{Keys: keys(ids...), Try: true})
+			wantClass(t, err, class)
+			if counted.messages != messages {
+				t.Errorf("%s: %d messages, want %d", what, counted.messages, messages)
+			}
+			return counted
+		}
+		creator := attempt("missing", []int64{1}, "", 2)
+		attempt("refused by a creator", []int64{1}, dialect.NotAcquired, 3)
+		must(t, creator.Commit())
+		holder := attempt("free", []int64{1}, "", 1)
+		attempt("refused by a holder", []int64{1}, dialect.NotAcquired, 2)
+		attempt("refused by a holder, another is missing", []int64{0, 1}, dialect.NotAcquired, 3)
+		must(t, holder.Commit())
+		attempt("free, another is missing", []int64{0, 1}, "", 2)
+	})
+}

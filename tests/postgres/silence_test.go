@@ -1,0 +1,141 @@
+package postgres_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/url"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/tests/servers"
+)
+
+// silentProxy leads to a server until silence is called: from then on it accepts
+// connections and reads, but passes nothing on, like a network that went dead.
+func silentProxy(t testing.TB, dsn string) (throughProxy string, silence func()) {
+	t.Helper()
+	u, err := url.Parse(dsn)
+	must(t, err)
+	target := u.Host
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	u.Host = listener.Addr().String()
+
+	ctx, cancel := context.WithCancel(context.Background())
+	silent := make(chan struct{})
+	var running sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		listener.Close()
+		running.Wait()
+	})
+	pipe := func(to, from net.Conn) {
+		defer to.Close()
+		defer context.AfterFunc(ctx, func() { from.Close() })()
+		_, _ = io.Copy(gate{to, silent}, from)
+	}
+	running.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", target)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			running.Go(func() { pipe(server, client) })
+			running.Go(func() { pipe(client, server) })
+		}
+	})
+	return u.String(), sync.OnceFunc(func() { close(silent) })
+}
+
+type gate struct {
+	io.Writer
+	silent <-chan struct{}
+}
+
+func (g gate) Write(b []byte) (int, error) {
+	select {
+	case <-g.silent:
+		return len(b), nil
+	default:
+		return g.Writer.Write(b)
+	}
+}
+
+// lib/pq reads on after a context has ended. That nothing here returns is a test
+// that times out.
+func TestCallsEndWithTheirContextOnADeadNetwork(t *testing.T) {
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			dsn, silence := silentProxy(t, servers.Postgres(t).Database(t))
+			db := opened(t)(way.open(t, dsn))
+			calls := map[string]func(ctx context.Context, s dialect.Session) error{
+				"lock": func(ctx context.Context, s dialect.Session) error {
+					_, err := s.Acquire(ctx, dialect.Request{Keys: keys(2)})
+					return err
+				},
+				"try": func(ctx context.Context, s dialect.Session) error {
+					_, err := s.Acquire(ctx, try(keys(1, 2)))
+					return err
+				},
+				"release": func(ctx context.Context, s dialect.Session) error { return s.Release(ctx, keys(1)) },
+				"held": func(ctx context.Context, s dialect.Session) error {
+					_, err := s.Held(ctx, keys(1))
+					return err
+				},
+				"ping":  func(ctx context.Context, s dialect.Session) error { return s.Ping(ctx) },
+				"close": func(context.Context, dialect.Session) error { return nil },
+			}
+			open := map[string]dialect.Session{}
+			for name := range calls {
+				s, err := db.OpenSession(t.Context(), dialect.SessionOptions{})
+				must(t, err)
+				lock(t, s, shared(1))
+				open[name] = s
+			}
+			silence()
+			var ended sync.WaitGroup
+			bounded := func(call func(ctx context.Context) error) error {
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				defer cancel()
+				return call(ctx)
+			}
+			for name, call := range calls {
+				s := open[name]
+				ended.Go(func() {
+					err := bounded(func(ctx context.Context) error { return call(ctx, s) })
+					if want := map[bool]dialect.Class{false: dialect.Timeout}[name == "close"]; dialect.ClassOf(err) != want {
+						t.Errorf("%s: error %v, want class %q", name, err, want)
+					}
+					if name != "close" {
+						for _, err := range []error{s.Ping(t.Context()), s.Idle(t.Context())} {
+							if dialect.ClassOf(err) != dialect.Lost {
+								t.Errorf("after %s: error %v, want a lost session", name, err)
+							}
+						}
+					}
+					if err := s.Close(); err != nil && dialect.ClassOf(err) != dialect.Lost {
+						t.Errorf("close after %s: %v", name, err)
+					}
+				})
+			}
+			ended.Go(func() {
+				err := bounded(func(ctx context.Context) error {
+					_, err := db.OpenSession(ctx, dialect.SessionOptions{})
+					return err
+				})
+				if dialect.ClassOf(err) != dialect.Timeout {
+					t.Errorf("open: error %v, want a timeout", err)
+				}
+			})
+			ended.Wait()
+		})
+	}
+}
