@@ -128,15 +128,10 @@ func (l *Lock) release(ctx context.Context) error {
 	s.remove(l)
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
 	defer cancel()
-	err := s.use(bounded, func() error {
-		err := s.conn.Release(bounded, l.locked)
-		if err != nil {
-			s.lose(err)
-		}
-		return err
-	})
+	err := s.use(bounded, func() error { return s.conn.Release(bounded, l.locked) })
 	held := time.Since(l.since)
 	if err != nil {
+		s.retire(err) // asked or not: the key must not stay behind
 		switch dialect.ClassOf(err) {
 		case dblock.ErrNotHeld, dblock.ErrLost, dblock.ErrClosed:
 		default: // no answer in time, for instance: nobody knows how long it was held

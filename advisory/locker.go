@@ -128,12 +128,7 @@ func (l *Locker) Close() error {
 	l.sessions = map[*session]struct{}{}
 	l.mu.Unlock()
 	for s := range sessions {
-		// The monitor gives way at once, and any other user of the connection is
-		// bounded, so this ends.
-		_ = s.use(context.Background(), func() error {
-			s.close(errLockerClosed)
-			return nil
-		})
+		s.retire(errLockerClosed)
 	}
 	l.monitors.Wait()
 	return nil
@@ -273,10 +268,7 @@ func (l *Locker) recycle(s *session) {
 		return
 	}
 	l.mu.Unlock()
-	_ = s.use(context.Background(), func() error {
-		s.close(errIdle)
-		return nil
-	})
+	s.retire(errIdle)
 }
 
 // expire takes the session out of the idle ones if it has been unused for long.
@@ -379,7 +371,9 @@ func (l *Locker) observeGrant(ctx context.Context, lock *Lock, waited time.Durat
 	returned := false
 	defer func() {
 		if !returned {
-			lock.session.discard(lock)
+			lock.session.remove(lock)
+			lock.finish(errReleased)
+			lock.session.retire(errReleased)
 		}
 	}()
 	l.observe(ctx, dblock.Event{Kind: dblock.EventAcquired, Keys: lock.keys, Duration: waited})

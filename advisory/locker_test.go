@@ -163,6 +163,23 @@ func TestASessionThatWasNotAskedIsUsedAgain(t *testing.T) {
 	})
 }
 
+// The monitor's question is not answered in time, so the release is never sent.
+func TestAReleaseThatDoesNotGetItsTurnLeavesNothingHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeServer()
+		l := newLocker(t, f, nil)
+		lock := mustLock(t, l, key)
+		f.slowPing.Store(int64(time.Minute))
+		time.Sleep(700 * time.Millisecond)
+		if err := lock.Release(t.Context()); !errors.Is(err, dblock.ErrLost) {
+			t.Errorf("%v", err)
+		}
+		if f.held() != 0 {
+			t.Error("held after Release")
+		}
+	})
+}
+
 func TestCheckEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeServer()

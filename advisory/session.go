@@ -192,13 +192,10 @@ func (s *session) remove(lock *Lock) {
 	delete(s.locks, lock)
 }
 
-// discard ends the session because of a lock that nobody got, without a word to
-// the observer.
-func (s *session) discard(lock *Lock) {
-	s.remove(lock)
-	lock.finish(errReleased)
-	_ = s.use(context.Background(), func() error {
-		s.close(errReleased)
+// retire closes the session as soon as nobody uses it.
+func (s *session) retire(reason error) {
+	_ = s.use(context.Background(), func() error { // an error says that it has ended
+		s.close(reason)
 		return nil
 	})
 }
