@@ -34,10 +34,10 @@ tidy: ## check that go.mod and go.sum are tidy
 vet: ## run go vet
 	$(call in_modules,go vet ./...)
 
-# It may need a newer Go than the modules.
 oldest: ## vet with the oldest Go that the modules promise
 	$(call in_modules,GOTOOLCHAIN=go$$(go list -m -f '{{.GoVersion}}') go vet ./...)
 
+# It may need a newer Go than the modules.
 staticcheck: ## run staticcheck
 	$(call in_modules,GOTOOLCHAIN=auto go run $(STATICCHECK) ./...)
 
