@@ -39,7 +39,7 @@ func TestExecUnderATerminal(t *testing.T) {
 	keyboard, terminal := openTerminal(t)
 	p := &process{t: t, ended: make(chan struct{})}
 	p.cmd = command(t, d.dsn, "exec", "--key", "job", "--", "sh", "-c",
-		`trap 'n=$((n+1)); echo interrupt $n' INT; trap 'echo total $n; exit 7' TERM; echo ready; while :; do read x; done`)
+		`trap 'n=$((n+1)); echo interrupt $n' INT; trap 'echo total $n; exit 7' TERM; echo ready; while :; do sleep 0.1; done`)
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = terminal, terminal, terminal
 	p.cmd.SysProcAttr.Setctty = true
 	p.run(keyboard, strings.NewReader(""))
