@@ -24,7 +24,7 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 	for i, key := range r.Keys {
 		granted, err := s.getLock(ctx, key, r.Try)
 		if err != nil {
-			return nil, err
+			return nil, s.undo(ctx, r.Keys[:i], err)
 		}
 		if !granted {
 			return nil, s.giveUp(ctx, r.Keys[:i], key)
@@ -33,7 +33,22 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 	if r.Fence == nil {
 		return nil, nil
 	}
-	return s.fence(ctx, *r.Fence, r.Keys)
+	fences, err := s.fence(ctx, *r.Fence, r.Keys)
+	if err != nil {
+		return nil, s.undo(ctx, r.Keys, err)
+	}
+	return fences, nil
+}
+
+// undo gives back what a call that failed was granted, if the connection can
+// still be used: after the session's end the server would free it a moment later.
+func (s *session) undo(ctx context.Context, granted []dialect.Key, err error) error {
+	if len(granted) == 0 || ctx.Err() != nil || dialect.ClassOf(err) == dialect.Lost {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpWithin)
+	defer cancel()
+	return join(err, s.Release(ctx, granted))
 }
 
 // getLock answers false only to a try.
