@@ -100,7 +100,7 @@ func rowsCancelledAnytime(t *testing.T, h *Harness) {
 					succeeded.Add(1)
 				case strings.Contains(err.Error(), "unknown whether"):
 					unknown.Add(1)
-				case !fromCancel(err):
+				case !d.fromCancel(err):
 					t.Errorf("unexpected error: %v", err)
 				}
 			}
@@ -119,8 +119,10 @@ func rowsCancelledAnytime(t *testing.T, h *Harness) {
 }
 
 // fromCancel reports whether the error is that of a cancelled context: as such, or
-// as the connection that it cut or kept from being made.
-func fromCancel(err error) bool {
+// as the connection that it cut or kept from being made. What the function's own
+// statements return comes back as the driver's.
+func (d *Database) fromCancel(err error) bool {
+	err = d.DB.Classify(err)
 	for _, class := range []error{dblock.ErrCanceled, dblock.ErrLost, dblock.ErrUnavailable, context.Canceled} {
 		if errors.Is(err, class) {
 			return true
