@@ -113,6 +113,25 @@ type fakeSession struct {
 
 var errGone = &dialect.Error{Class: dialect.Lost, Code: "57P01", Err: errors.New("terminated by an administrator")}
 
+func (s *fakeSession) AllowSilence(context.Context) (func(context.Context) error, error) {
+	return nil, errors.New("not in this fake")
+}
+
+func (s *fakeSession) Statements() dialect.Statements { return fakeStatements{s} }
+
+func (s *fakeSession) Begin(context.Context, *sql.TxOptions) (dialect.OwnedTx, error) {
+	return nil, errors.New("not in this fake")
+}
+
+// fakeStatements is its session's only user.
+type fakeStatements struct{ *fakeSession }
+
+func (c fakeStatements) Native() any { return c.fakeSession }
+
+func (c fakeStatements) ExecContext(ctx context.Context, _ string, _ ...any) (sql.Result, error) {
+	return nil, c.Ping(ctx)
+}
+
 func (s *fakeSession) alone() func() {
 	if !s.busy.TryLock() {
 		panic("two calls at once on one session")

@@ -90,6 +90,9 @@ func (l *Lock) Check(ctx context.Context) error {
 	if err := l.Err(); err != nil {
 		return err
 	}
+	if err := l.session.refuseLent("check", l.keys); err != nil {
+		return err
+	}
 	err := l.session.useDetached(ctx, func(ctx context.Context) error {
 		held, err := l.session.conn.Held(ctx, l.locked)
 		if err == nil && !held {
@@ -114,6 +117,9 @@ func (l *Lock) Check(ctx context.Context) error {
 // dblock.ErrLost, dblock.ErrNotHeld, or dblock.ErrClosed after the locker's
 // Close. Either way nothing is held afterwards.
 func (l *Lock) Release(ctx context.Context) error {
+	if err := l.session.refuseLent("release", l.keys); err != nil {
+		return err
+	}
 	l.once.Do(func() { l.releaseErr = l.release(ctx) })
 	return l.releaseErr
 }

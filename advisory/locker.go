@@ -72,7 +72,7 @@ func New(db dblock.DB, opts ...*Options) (*Locker, error) {
 // [dblock.ErrUnsupported], [dblock.ErrClosed], [dblock.ErrLost]. After any of
 // them nothing is held.
 func (l *Locker) Lock(ctx context.Context, keys ...dblock.Key) (*Lock, error) {
-	return l.acquire(ctx, "lock", false, keys)
+	return l.acquire(ctx, "lock", false, l.session, keys)
 }
 
 // TryLock takes all of the keys if they are free now, or none of them. It does
@@ -81,7 +81,7 @@ func (l *Locker) Lock(ctx context.Context, keys ...dblock.Key) (*Lock, error) {
 // Errors: [dblock.ErrNotAcquired], which says who holds the key where the server
 // tells, and those of [Locker.Lock].
 func (l *Locker) TryLock(ctx context.Context, keys ...dblock.Key) (*Lock, error) {
-	return l.acquire(ctx, "try", true, keys)
+	return l.acquire(ctx, "try", true, l.session, keys)
 }
 
 // Do runs fn while it holds the keys. The context that fn gets ends with ctx and
@@ -92,7 +92,7 @@ func (l *Locker) TryLock(ctx context.Context, keys ...dblock.Key) (*Lock, error)
 // Do returns the error of fn joined with that of the release: a lock that was
 // lost in the meantime is an error even if fn returned nil, since part of fn
 // may have run unguarded.
-func (l *Locker) Do(ctx context.Context, fn func(ctx context.Context) error, keys ...dblock.Key) (err error) {
+func (l *Locker) Do(ctx context.Context, fn func(ctx context.Context) error, keys ...dblock.Key) error {
 	if fn == nil {
 		return dblock.NewError("do", l.db, keys, dialect.Invalidf("the function is nil"))
 	}
@@ -100,12 +100,17 @@ func (l *Locker) Do(ctx context.Context, fn func(ctx context.Context) error, key
 	if err != nil {
 		return err
 	}
-	guarded, cancel := context.WithCancelCause(context.WithValue(ctx, lockInContext{}, lock))
-	stop := context.AfterFunc(lock.Context(), func() { cancel(lock.Err()) })
+	return lock.guard(ctx, fn)
+}
+
+// guard runs fn while the lock is held, and releases it.
+func (l *Lock) guard(ctx context.Context, fn func(ctx context.Context) error) (err error) {
+	guarded, cancel := context.WithCancelCause(context.WithValue(ctx, lockInContext{}, l))
+	stop := context.AfterFunc(l.Context(), func() { cancel(l.Err()) })
 	defer func() {
 		stop()
 		cancel(context.Canceled)
-		if releaseErr := lock.Release(ctx); releaseErr != nil {
+		if releaseErr := l.Release(ctx); releaseErr != nil {
 			err = errors.Join(err, releaseErr)
 		}
 	}()
@@ -139,7 +144,10 @@ var (
 	errIdle         = errors.New("unused")
 )
 
-func (l *Locker) acquire(ctx context.Context, op string, try bool, keys []dblock.Key) (*Lock, error) {
+// draw gives an acquire its session; reused, if it may have died unnoticed.
+type draw func(ctx context.Context) (s *session, reused bool, err error)
+
+func (l *Locker) acquire(ctx context.Context, op string, try bool, draw draw, keys []dblock.Key) (*Lock, error) {
 	locked, err := deadlock.Order(l.db, keys...)
 	if err != nil {
 		return nil, dblock.NewError(op, l.db, keys, err)
@@ -157,7 +165,7 @@ func (l *Locker) acquire(ctx context.Context, op string, try bool, keys []dblock
 	}
 	request := dialect.Request{Keys: locked, Try: try, Fence: l.options.table()}
 	for {
-		s, reused, err := l.session(wait)
+		s, reused, err := draw(wait)
 		if err != nil {
 			return nil, l.failure(wait, op, keys, locked, began, err)
 		}
@@ -242,15 +250,17 @@ func (l *Locker) session(ctx context.Context) (s *session, reused bool, err erro
 		return s, true, nil
 	}
 	l.mu.Unlock()
-	conn, err := l.db.OpenSession(ctx, dialect.SessionOptions{
-		Application:  l.options.Application,
-		KeepAlive:    l.options.KeepAlive,
-		AnswerWithin: answerWithin,
-	})
+	return l.open(ctx, dialect.SessionOptions{KeepAlive: l.options.KeepAlive, AnswerWithin: answerWithin})
+}
+
+func (l *Locker) open(ctx context.Context, o dialect.SessionOptions) (s *session, reused bool, err error) {
+	o.Application = l.options.Application
+	conn, err := l.db.OpenSession(ctx, o)
 	if err != nil {
 		return nil, false, err
 	}
 	s = newSession(l, conn)
+	s.lendable = o.StatementGap > 0
 	l.mu.Lock()
 	l.sessions[s] = struct{}{}
 	l.mu.Unlock()
@@ -259,10 +269,10 @@ func (l *Locker) session(ctx context.Context) (s *session, reused bool, err erro
 }
 
 // recycle keeps a session that is known to hold nothing for the next call, if it
-// lives.
+// lives and nobody else's statements changed it.
 func (l *Locker) recycle(s *session) {
 	l.mu.Lock()
-	if s.ended.Err() == nil && len(l.idle) < maxIdle {
+	if s.ended.Err() == nil && !s.lendable && len(l.idle) < maxIdle {
 		l.idle = append(l.idle, idleSession{s, time.Now()})
 		l.mu.Unlock()
 		return

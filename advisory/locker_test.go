@@ -44,7 +44,7 @@ func mustLock(t *testing.T, l *advisory.Locker, keys ...dblock.Key) *advisory.Lo
 func TestOptionsThatCannotBeMeant(t *testing.T) {
 	f := newFakeServer()
 	for _, opts := range [][]*advisory.Options{
-		{{KeepAlive: -1}}, {{KeepAlive: time.Nanosecond}}, {{WaitLimit: -time.Second}}, {{}, {}},
+		{{KeepAlive: -1}}, {{KeepAlive: time.Nanosecond}}, {{WaitLimit: -time.Second}}, {{StatementGap: time.Millisecond}}, {{Isolation: 99}}, {{}, {}},
 	} {
 		if _, err := advisory.New(f, opts...); !errors.Is(err, dblock.ErrInvalidOption) {
 			t.Errorf("%+v: %v", opts, err)

@@ -1,6 +1,8 @@
 package advisory
 
 import (
+	"cmp"
+	"database/sql"
 	"time"
 
 	"github.com/dblock-go/dblock"
@@ -20,6 +22,15 @@ type Options struct {
 	// WaitLimit bounds the wait of every Lock, in addition to its context.
 	// Default: no limit.
 	WaitLimit time.Duration
+	// StatementGap is the longest time that a function of [InTx] or [OnSession] may
+	// let pass between two of its statements: there are no other signs of life
+	// meanwhile, and the server (not SQL Server) then ends the session, with the lock
+	// and the work. It is also how long the server keeps the lock of a process that
+	// vanished in such a function, where nothing else tells the server. Default: 1 min.
+	StatementGap time.Duration
+	// Isolation is the isolation level of the transactions that [InTx] begins.
+	// Default: READ COMMITTED on PostgreSQL and SQL Server, else the connection's.
+	Isolation sql.IsolationLevel
 	// Fencing draws a number from the lock table with every grant; see
 	// [Lock.Token]. The table must have been set up; the numbers have rows of their
 	// own in it, and wait for no row lock. Default: off.
@@ -35,6 +46,9 @@ const (
 	keepAliveHeard   = 5 * time.Second
 	keepAliveDefault = 500 * time.Millisecond
 	keepAliveMin     = 10 * time.Millisecond
+
+	statementGapDefault = time.Minute
+	statementGapMin     = time.Second // MySQL and MariaDB count in seconds
 )
 
 // resolve checks the options and fills in the defaults.
@@ -58,6 +72,13 @@ func resolve(db dblock.DB, given []*Options) (Options, error) {
 			o.KeepAlive = keepAliveHeard
 		}
 	}
+	if o.StatementGap != 0 && o.StatementGap < statementGapMin {
+		return o, dialect.Invalidf("StatementGap %v: at least %v, or 0 for the default", o.StatementGap, statementGapMin)
+	}
+	if o.Isolation < sql.LevelDefault || o.Isolation > sql.LevelLinearizable {
+		return o, dialect.Invalidf("Isolation is %d: use a level of database/sql", o.Isolation)
+	}
+	o.StatementGap = cmp.Or(o.StatementGap, statementGapDefault)
 	if o.Application == "" {
 		o.Application = "dblock"
 	}

@@ -24,6 +24,8 @@ type session struct {
 	locker *Locker
 	conn   dialect.Session
 
+	lendable bool // its holder's own statements may run on it
+
 	turn    chan struct{} // holds one element while somebody uses conn
 	ended   context.Context
 	end     context.CancelCauseFunc // with the reason; ends the monitor
@@ -31,6 +33,7 @@ type session struct {
 	pending int                // calls that use conn or wait for their turn
 	listen  context.CancelFunc // ends the monitor's Idle, nil while it is not listening
 	locks   map[*Lock]struct{}
+	lent    bool // to its holder, who uses conn until the function returns
 }
 
 func newSession(l *Locker, conn dialect.Session) *session {

@@ -134,12 +134,19 @@ type SessionOptions struct {
 	// AnswerWithin is how long the owner waits for the answer to one before it
 	// takes the session for lost. See Silence.
 	AnswerWithin time.Duration
+	// StatementGap is for a session that will serve its holder's own statements
+	// (Session.Statements, Session.Begin): the longest time between two of them,
+	// during which there are no signs of life. Zero: it will serve none.
+	StatementGap time.Duration
 }
 
 // Silence is how long the server may hear nothing before it ends the session, 0
 // for ever. It must not free the locks of an owner who is cut off before that
 // owner takes them for lost.
 func (o SessionOptions) Silence() time.Duration {
+	if o.StatementGap > 0 {
+		return o.StatementGap
+	}
 	if o.KeepAlive <= 0 {
 		return 0
 	}
@@ -174,6 +181,17 @@ type Session interface {
 	Idle(ctx context.Context) error
 	// Ping asks the server for a sign of life.
 	Ping(ctx context.Context) error
+	// AllowSilence lifts the limits after which the server would end this session
+	// because it hears nothing, as they were found on a connection of somebody
+	// else's; restore puts them back.
+	AllowSilence(ctx context.Context) (restore func(ctx context.Context) error, err error)
+	// Statements runs statements of the holder's own on the session. Its Native is
+	// the driver's connection: *sql.Conn or *pgx.Conn, whichever goes with what the
+	// DB was made of. Only sessions with a StatementGap have it.
+	Statements() Statements
+	// Begin starts a transaction of the holder's own on the session. The locks do
+	// not end with it.
+	Begin(ctx context.Context, o *sql.TxOptions) (OwnedTx, error)
 	// Close ends the session, and with it every lock that it holds. It does not
 	// return before the server was told, or before it is known that it cannot be
 	// told; it takes no context since it must succeed after a cancelled one, and
@@ -212,11 +230,17 @@ type Querier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// OwnedTx is a transaction that dblock began and therefore ends.
-type OwnedTx interface {
+// Statements runs statements on a connection of dblock's own.
+type Statements interface {
 	Tx
-	// Native is the driver's own transaction: *sql.Tx or pgx.Tx.
+	// Native is the driver's own connection or transaction.
 	Native() any
+}
+
+// OwnedTx is a transaction that dblock began and therefore ends. Its Native is an
+// *sql.Tx or a pgx.Tx.
+type OwnedTx interface {
+	Statements
 	// Commit returns an error of class Closed if the transaction has ended already.
 	Commit(ctx context.Context) error
 	// Rollback does nothing after Commit, or if the transaction has ended

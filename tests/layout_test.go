@@ -23,8 +23,9 @@ var allowed = map[string][]string{
 	"/dialect/mysql":           {"/dialect", "/dialect/internal/pinned", "github.com/go-sql-driver/mysql"},
 	"/dialect/sqlserver":       {"/dialect", "/dialect/internal/pinned", "github.com/microsoft/go-mssqldb"},
 	"/deadlock":                {"", "/dialect", "github.com/sethvargo/go-retry"},
-	"/advisory":                {"", "/dialect", "/deadlock"},
-	"/rowlock":                 {"", "/dialect", "/deadlock"},
+	"/internal/transaction":    {"", "/dialect"},
+	"/advisory":                {"", "/dialect", "/deadlock", "/internal/transaction"},
+	"/rowlock":                 {"", "/dialect", "/deadlock", "/internal/transaction"},
 	"/migrations":              {"", "/dialect", "/deadlock", "github.com/pressly/goose", "github.com/sethvargo/go-retry"},
 }
 

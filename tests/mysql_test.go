@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/dblock-go/dblock"
-	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/mysql"
 	"github.com/dblock-go/dblock/tests/conformance"
 	"github.com/dblock-go/dblock/tests/servers"
@@ -26,8 +25,8 @@ func mysqlHarness(server func(testing.TB) *servers.Server, kind servers.Kind) *c
 			return opened[*mysql.DB](t)(mysql.New(t.Context(), pool))
 		},
 		Kill: "KILL %d",
-		SessionOf: func(ctx context.Context, tx dialect.OwnedTx) (id int64, err error) {
-			err = tx.Native().(*sql.Tx).QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id)
+		SessionOf: func(ctx context.Context, native any) (id int64, err error) {
+			err = native.(*sql.Tx).QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id)
 			return id, err
 		},
 	}

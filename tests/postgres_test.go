@@ -11,7 +11,6 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/dblock-go/dblock"
-	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/postgres"
 	"github.com/dblock-go/dblock/tests/conformance"
 	"github.com/dblock-go/dblock/tests/servers"
@@ -23,8 +22,8 @@ func postgresHarness(open func(t testing.TB, dsn string, maxConns int) (dblock.D
 		Private: private(servers.KindPostgres),
 		Open:    open,
 		Kill:    "SELECT pg_terminate_backend(%d)",
-		SessionOf: func(ctx context.Context, tx dialect.OwnedTx) (id int64, err error) {
-			switch tx := tx.Native().(type) {
+		SessionOf: func(ctx context.Context, native any) (id int64, err error) {
+			switch tx := native.(type) {
 			case pgx.Tx:
 				err = tx.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&id)
 			case *sql.Tx:

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/dblock-go/dblock"
-	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/sqlserver"
 	"github.com/dblock-go/dblock/tests/conformance"
 	"github.com/dblock-go/dblock/tests/servers"
@@ -24,8 +23,8 @@ func TestSQLServer(t *testing.T) {
 			return opened[*sqlserver.DB](t)(sqlserver.New(t.Context(), pool))
 		},
 		Kill: "KILL %d",
-		SessionOf: func(ctx context.Context, tx dialect.OwnedTx) (id int64, err error) {
-			err = tx.Native().(*sql.Tx).QueryRowContext(ctx, "SELECT @@SPID").Scan(&id)
+		SessionOf: func(ctx context.Context, native any) (id int64, err error) {
+			err = native.(*sql.Tx).QueryRowContext(ctx, "SELECT @@SPID").Scan(&id)
 			return id, err
 		},
 	})

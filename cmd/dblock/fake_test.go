@@ -54,7 +54,11 @@ func (d *fakeDB) OpenSession(_ context.Context, o dialect.SessionOptions) (diale
 	return &fakeSession{db: d}, nil
 }
 
-type fakeSession struct{ db *fakeDB }
+type fakeSession struct {
+	dialect.Session // panics on what these tests do not use
+
+	db *fakeDB
+}
 
 func (s *fakeSession) ID() int64 { return 1 }
 

@@ -3,6 +3,7 @@ package mysql
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"time"
 
 	"github.com/dblock-go/dblock/dialect"
@@ -28,7 +29,7 @@ type session struct {
 	conn      *sql.Conn
 	destroy   func() error
 	thread    thread
-	abandoned bool // the client went away from a statement that the server may still run
+	abandoned bool // the connection broke, and the server may not know it or still run a statement
 	closed    bool
 }
 
@@ -80,7 +81,37 @@ func (s *session) Ping(ctx context.Context) error {
 	return s.failure(ctx, s.conn.PingContext(ctx))
 }
 
-// Close ends the connection, and on the server a statement that was abandoned.
+// AllowSilence lifts wait_timeout, which ends transactions that pause, too.
+func (s *session) AllowSilence(ctx context.Context) (restore func(ctx context.Context) error, err error) {
+	var limit int64
+	if _, err := queryRow(ctx, s.conn, "SELECT @@SESSION.wait_timeout", &limit); err != nil {
+		return nil, s.failure(ctx, err)
+	}
+	set := func(limit int64) func(ctx context.Context) error {
+		return func(ctx context.Context) error {
+			_, err := s.conn.ExecContext(ctx, fmt.Sprintf("SET SESSION wait_timeout = %d", limit))
+			return s.failure(ctx, err)
+		}
+	}
+	return set(limit), set(seconds(longestWait))(ctx)
+}
+
+// Statements has an *sql.Conn.
+func (s *session) Statements() dialect.Statements { return statements{s.conn} }
+
+type statements struct{ *sql.Conn }
+
+func (c statements) Native() any { return c.Conn }
+
+func (s *session) Begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
+	tx, err := s.conn.BeginTx(ctx, o)
+	if err != nil {
+		return nil, s.failure(ctx, err)
+	}
+	return &ownedTx{Tx: tx, db: s.db}, nil
+}
+
+// Close ends the connection, and the server's end of one that broke.
 func (s *session) Close() error {
 	if s.closed {
 		return nil
@@ -99,7 +130,7 @@ func (s *session) failure(ctx context.Context, err error) error {
 }
 
 func (s *session) failed(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
+	if err != nil && (ctx.Err() != nil || dialect.ClassOf(err) == dialect.Lost) {
 		s.abandoned = true
 	}
 	return err

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/internal/pinned"
@@ -37,18 +38,27 @@ type conn interface {
 	exec(ctx context.Context, query string) error
 	// idle is Session.Idle before its error is classified.
 	idle(ctx context.Context) error
+	statements() dialect.Statements
+	begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error)
 	close() error
 }
 
 // connect opens a connection of dblock's own. With it comes the process that the
 // protocol's BackendKeyData announced, 0 where the driver does not tell.
-func (d *DB) connect(ctx context.Context) (conn, int64, error) {
-	if d.config == nil {
+func (d *DB) connect(ctx context.Context, o dialect.SessionOptions) (conn, int64, error) {
+	switch {
+	case d.config == nil:
 		c, err := d.take(ctx)
 		if err != nil {
 			return nil, 0, connectError(ctx, err)
 		}
 		return &sqlConn{Conn: c.Conn, destroy: c.Destroy}, 0, nil
+	case d.pool == nil && o.StatementGap > 0:
+		c, err := d.dialSQL(ctx)
+		if err != nil {
+			return nil, 0, connectError(ctx, err)
+		}
+		return c, int64(c.pgx.PgConn().PID()), nil
 	}
 	c, err := d.dial(ctx, nil)
 	if err != nil {
@@ -83,9 +93,31 @@ func (d *DB) take(ctx context.Context) (*pinned.Conn, error) {
 	}
 }
 
-// dial connects with the configuration of the pool, except for what a session
-// needs otherwise and for what change, which may be nil, does to it.
+// dialSQL is dial for a holder whose statements go through database/sql.
+func (d *DB) dialSQL(ctx context.Context) (*sqlConn, error) {
+	config, err := d.sessionConfig(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	pool := stdlib.OpenDB(*config)
+	c, err := pool.Conn(ctx)
+	if err != nil {
+		return nil, join(err, pool.Close())
+	}
+	return &sqlConn{Conn: c, pgx: underPgx(c), destroy: func() error { return join(pinned.Destroy(c), pool.Close()) }}, nil
+}
+
 func (d *DB) dial(ctx context.Context, change func(*pgx.ConnConfig)) (*pgx.Conn, error) {
+	config, err := d.sessionConfig(ctx, change)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.ConnectConfig(ctx, config)
+}
+
+// sessionConfig is the configuration of the pool, except for what a session needs
+// otherwise and for what change, which may be nil, does to it.
+func (d *DB) sessionConfig(ctx context.Context, change func(*pgx.ConnConfig)) (*pgx.ConnConfig, error) {
 	config, err := d.config(ctx)
 	if err != nil {
 		return nil, err
@@ -115,7 +147,7 @@ func (d *DB) dial(ctx context.Context, change func(*pgx.ConnConfig)) (*pgx.Conn,
 	}
 	// In a configuration taken from a live connection this is that connection's.
 	config.OnNotification = nil
-	return pgx.ConnectConfig(ctx, config)
+	return config, nil
 }
 
 // pgxConn is a connection beside every pool.
@@ -131,7 +163,12 @@ func (c pgxConn) exec(ctx context.Context, query string) error {
 }
 
 func (c pgxConn) idle(ctx context.Context) error { return listen(ctx, c.Conn) }
+func (c pgxConn) statements() dialect.Statements { return pgxStatements{c.Conn} }
 func (c pgxConn) close() error                   { return hangUp(c.Conn) }
+
+func (c pgxConn) begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
+	return beginPgx(ctx, c.BeginTx, o)
+}
 
 // sqlConn is a connection of a database/sql pool. Where the driver is not pgx it
 // may be one that goes on reading after a context has ended, as lib/pq does until
@@ -205,6 +242,12 @@ func (c *sqlConn) idle(ctx context.Context) error {
 	}
 	<-ctx.Done()
 	return nil
+}
+
+func (c *sqlConn) statements() dialect.Statements { return sqlStatements{c.Conn} }
+
+func (c *sqlConn) begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
+	return beginSQL(ctx, c.BeginTx, o)
 }
 
 // close hangs up itself where it can: a database/sql pool that draws from a pgx

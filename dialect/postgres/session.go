@@ -27,7 +27,7 @@ func (d *DB) OpenSession(ctx context.Context, o dialect.SessionOptions) (dialect
 	if o.KeepAlive < 0 {
 		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "KeepAlive is negative"}
 	}
-	c, announced, err := d.connect(ctx)
+	c, announced, err := d.connect(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -75,6 +75,12 @@ func start(ctx context.Context, c conn, announced int64) (*session, behind, erro
 	return s, b, classify(ctx, err)
 }
 
+// https://www.postgresql.org/docs/current/runtime-config-client.html
+const (
+	idleTimeout              = "idle_session_timeout" // since 14
+	idleInTransactionTimeout = "idle_in_transaction_session_timeout"
+)
+
 // configure sets what a session needs. A setting that the server does not know
 // yet is left out.
 func (s *session) configure(ctx context.Context, o dialect.SessionOptions) error {
@@ -87,8 +93,8 @@ func (s *session) configure(ctx context.Context, o dialect.SessionOptions) error
 		{"lock_timeout", "0"},
 		{"statement_timeout", "0"},
 		{"transaction_timeout", "0"}, // since 17
-		{"idle_in_transaction_session_timeout", "0"},
-		{"idle_session_timeout", milliseconds(o.Silence())}, // since 14
+		{idleInTransactionTimeout, milliseconds(o.Silence())},
+		{idleTimeout, milliseconds(o.Silence())},
 		{"default_transaction_isolation", "read committed"},
 		// A fencing number that a crash takes back would be given twice.
 		{"synchronous_commit", "on"},
@@ -161,6 +167,31 @@ func (s *session) Idle(ctx context.Context) error {
 func (s *session) Ping(ctx context.Context) error {
 	var pid int64
 	return s.row(ctx, pidQuery, nil, &pid)
+}
+
+// AllowSilence looks first: mostly there is no limit to lift.
+func (s *session) AllowSilence(ctx context.Context) (restore func(ctx context.Context) error, err error) {
+	var pid int64
+	var idle, inTransaction string
+	err = s.row(ctx, "SELECT pg_backend_pid(), coalesce(current_setting($1, true), '0'), current_setting($2)",
+		[]any{idleTimeout, idleInTransactionTimeout}, &pid, &idle, &inTransaction)
+	if err != nil || (idle == "0" && inTransaction == "0") {
+		return func(context.Context) error { return nil }, err
+	}
+	limits := func(idle, inTransaction string) func(ctx context.Context) error {
+		return func(ctx context.Context) error {
+			return s.set(ctx, [][2]string{{idleTimeout, idle}, {idleInTransactionTimeout, inTransaction}})
+		}
+	}
+	return limits(idle, inTransaction), limits("0", "0")(ctx)
+}
+
+// Statements has a *pgx.Conn where the DB was made of a pgx pool or configuration,
+// else an *sql.Conn.
+func (s *session) Statements() dialect.Statements { return s.conn.statements() }
+
+func (s *session) Begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
+	return s.conn.begin(ctx, o)
 }
 
 func (s *session) Close() error { return s.conn.close() }

@@ -176,17 +176,25 @@ func (t sqlTx) ints(ctx context.Context, query string, args ...any) (ints []int6
 // *sql.Tx.
 func (d *DB) Begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
 	if d.pool == nil {
-		tx, err := d.sql.BeginTx(ctx, o)
-		if err != nil {
-			return nil, classify(ctx, err)
-		}
-		return ownedSQLTx{tx}, nil
+		return beginSQL(ctx, d.sql.BeginTx, o)
 	}
+	return beginPgx(ctx, d.pool.BeginTx, o)
+}
+
+func beginSQL(ctx context.Context, begin func(context.Context, *sql.TxOptions) (*sql.Tx, error), o *sql.TxOptions) (dialect.OwnedTx, error) {
+	tx, err := begin(ctx, o)
+	if err != nil {
+		return nil, classify(ctx, err)
+	}
+	return ownedSQLTx{tx}, nil
+}
+
+func beginPgx(ctx context.Context, begin func(context.Context, pgx.TxOptions) (pgx.Tx, error), o *sql.TxOptions) (dialect.OwnedTx, error) {
 	options, err := pgxOptions(o)
 	if err != nil {
 		return nil, err
 	}
-	tx, err := d.pool.BeginTx(ctx, options)
+	tx, err := begin(ctx, options)
 	if err != nil {
 		return nil, classify(ctx, err)
 	}
@@ -216,6 +224,20 @@ func pgxOptions(o *sql.TxOptions) (options pgx.TxOptions, err error) {
 	}
 	return options, nil
 }
+
+// pgxStatements and sqlStatements are a session's connection for its holder.
+type pgxStatements struct{ *pgx.Conn }
+
+func (c pgxStatements) Native() any { return c.Conn }
+
+func (c pgxStatements) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	tag, err := c.Exec(ctx, query, args...)
+	return driver.RowsAffected(tag.RowsAffected()), err
+}
+
+type sqlStatements struct{ *sql.Conn }
+
+func (c sqlStatements) Native() any { return c.Conn }
 
 type ownedPgxTx struct{ pgxTx }
 

@@ -220,5 +220,21 @@ func (s *session) Idle(ctx context.Context) error {
 // Ping runs the driver's SELECT 1.
 func (s *session) Ping(ctx context.Context) error { return classify(ctx, s.conn.PingContext(ctx)) }
 
+// AllowSilence has nothing to lift: SQL Server does not end idle sessions.
+func (s *session) AllowSilence(context.Context) (restore func(ctx context.Context) error, err error) {
+	return func(context.Context) error { return nil }, nil
+}
+
+// Statements has an *sql.Conn.
+func (s *session) Statements() dialect.Statements { return statements{s.conn} }
+
+type statements struct{ *sql.Conn }
+
+func (c statements) Native() any { return c.Conn }
+
+func (s *session) Begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
+	return beginOn(ctx, s.conn.BeginTx, o)
+}
+
 // Close closes the connection; the server then ends the session.
 func (s *session) Close() error { return s.destroy() }

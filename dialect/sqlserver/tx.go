@@ -76,11 +76,15 @@ func remains(ctx context.Context, tx dialect.Tx) dialect.Remains {
 // read-only transactions; dialect.Unsupported for those and for isolation levels
 // that it does not have.
 func (d *DB) Begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
+	return beginOn(ctx, d.db.BeginTx, o)
+}
+
+func beginOn(ctx context.Context, begin func(context.Context, *sql.TxOptions) (*sql.Tx, error), o *sql.TxOptions) (dialect.OwnedTx, error) {
 	if o != nil && (o.ReadOnly || o.Isolation == sql.LevelWriteCommitted || o.Isolation == sql.LevelLinearizable) {
 		return nil, &dialect.Error{Class: dialect.Unsupported,
 			Err: fmt.Errorf("transaction with isolation level %v, read-only %t", o.Isolation, o.ReadOnly)}
 	}
-	tx, err := d.db.BeginTx(ctx, o)
+	tx, err := begin(ctx, o)
 	if err != nil {
 		return nil, connectError(ctx, err)
 	}

@@ -14,9 +14,13 @@ import (
 )
 
 // session is the id of the session that serves a transaction.
-func (d *Database) sessionOf(t testing.TB, tx dialect.OwnedTx) int64 {
+func (d *Database) sessionOf(t testing.TB, tx dialect.Tx) int64 {
 	t.Helper()
-	session, err := d.h.SessionOf(t.Context(), tx)
+	native := any(tx)
+	if owned, ok := tx.(dialect.OwnedTx); ok {
+		native = owned.Native()
+	}
+	session, err := d.h.SessionOf(t.Context(), native)
 	if err != nil {
 		t.Fatalf("session of a transaction: %v", err)
 	}

@@ -25,8 +25,8 @@ type Harness struct {
 	Open func(t testing.TB, dsn string, maxConns int) (dblock.DB, error)
 	// Kill is the statement, with one %d, by which an administrator ends a session.
 	Kill string
-	// SessionOf is the id of the session that a transaction runs on.
-	SessionOf func(ctx context.Context, tx dialect.OwnedTx) (int64, error)
+	// SessionOf is the id of the session that a transaction of the driver's runs on.
+	SessionOf func(ctx context.Context, native any) (int64, error)
 }
 
 type clause struct {

@@ -1,0 +1,115 @@
+package advisory
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+
+	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/internal/transaction"
+)
+
+// InTx runs fn in a transaction on the very session that holds the keys, then
+// commits and releases, in that order. The lock cannot be lost without the work:
+// whatever ends the session rolls the transaction back before anybody else is
+// granted a key. That makes it the safest use of an advisory lock for work in the
+// same database; it needs no fencing number.
+//
+// fn takes the transaction as the type it likes: *sql.Tx where the database was
+// opened with a *sql.DB, pgx.Tx where with a pgx pool, or dblock.Tx everywhere;
+// another type is refused with [dblock.ErrUnsupported]. It may let
+// [Options.StatementGap] pass between two statements. While it runs nobody listens
+// on its session: that the lock is lost shows in the next statement, at the latest
+// in the commit. The context that it gets ends with ctx and with the locker;
+// [FromContext] has the lock's fencing number, not its Check or Release.
+//
+// InTx returns the error of fn, after a rollback, joined with that of the release. If
+// the connection is lost during the commit nobody knows whether it happened, and
+// InTx says so. Nothing is tried again: deadlock.Retry around InTx does that. Each
+// call costs a connection, which nobody uses after fn.
+func InTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx T) error, keys ...dblock.Key) error {
+	const op = "transaction"
+	if l == nil || fn == nil {
+		return fmt.Errorf("dblock: %s: %w", op, errNil)
+	}
+	return l.onSession(ctx, op, func(ctx context.Context, conn dialect.Session) error {
+		tx, err := conn.Begin(ctx, &sql.TxOptions{Isolation: l.options.Isolation})
+		if err != nil {
+			return dblock.NewError("begin", l.db, keys, l.db.Classify(err))
+		}
+		return transaction.Run(ctx, l.db, tx, keys, func() error {
+			users, err := transaction.As[T](tx)
+			if err != nil {
+				return dblock.NewError(op, l.db, keys, err)
+			}
+			return fn(ctx, users)
+		})
+	}, keys)
+}
+
+// OnSession is [InTx] without a transaction: fn gets the connection that holds the
+// keys, an *sql.Conn or, where the database was opened with a pgx pool, a *pgx.Conn.
+// Each statement then succeeds or fails together with the lock. fn ends what it
+// begins: a transaction that is still open at its return is rolled back, and the
+// connection is closed whatever fn did to it.
+func OnSession[C any](ctx context.Context, l *Locker, fn func(ctx context.Context, conn C) error, keys ...dblock.Key) error {
+	const op = "session"
+	if l == nil || fn == nil {
+		return fmt.Errorf("dblock: %s: %w", op, errNil)
+	}
+	return l.onSession(ctx, op, func(ctx context.Context, conn dialect.Session) error {
+		users, err := transaction.As[C](conn.Statements())
+		if err != nil {
+			return dblock.NewError(op, l.db, keys, err)
+		}
+		return fn(ctx, users)
+	}, keys)
+}
+
+var errNil = dialect.Invalidf("the Locker or the function is nil")
+
+func (l *Locker) onSession(ctx context.Context, op string, work func(ctx context.Context, conn dialect.Session) error, keys []dblock.Key) error {
+	lock, err := l.acquire(ctx, op, false, l.lendable, keys)
+	if err != nil {
+		return err
+	}
+	return lock.guard(ctx, func(ctx context.Context) error { return lock.session.lend(ctx, work) })
+}
+
+// lendable opens a session of the kind that lend needs.
+func (l *Locker) lendable(ctx context.Context) (s *session, reused bool, err error) {
+	if ctx.Err() != nil {
+		return nil, false, context.Cause(ctx)
+	}
+	return l.open(ctx, dialect.SessionOptions{StatementGap: l.options.StatementGap})
+}
+
+// lend lets the holder of the session use its connection until work returns.
+func (s *session) lend(ctx context.Context, work func(ctx context.Context, conn dialect.Session) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(context.Canceled)
+	defer context.AfterFunc(s.locker.closing, func() { cancel(errLockerClosed) })()
+	return s.use(ctx, func() error {
+		s.setLent(true)
+		defer s.setLent(false)
+		return work(ctx, s.conn)
+	})
+}
+
+func (s *session) setLent(lent bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lent = lent
+}
+
+// refuseLent is for what would wait for the very function that calls it.
+func (s *session) refuseLent(op string, keys []dblock.Key) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.lent {
+		return nil
+	}
+	return dblock.NewError(op, s.locker.db, keys, &dialect.Error{Class: dblock.ErrUnsupported,
+		Hint: "the session serves the function's own statements: each that succeeds shows that the lock is held, and it is released when the function returns"})
+}
