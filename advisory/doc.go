@@ -21,6 +21,13 @@
 // transaction that checks a fencing number ([Lock.Token]), or under a row lock
 // (package rowlock), which ends with the transaction that does the work.
 //
+// Safest is to do the work on the session that holds the lock: [InTx] runs it in a
+// transaction there, [OnSession] statement by statement. Losing the lock and
+// losing the work are then one event, at whatever moment it happens, without
+// fencing numbers. That is for work in the same database.
+//
+//	err = advisory.InTx(ctx, locks, func(ctx context.Context, tx pgx.Tx) error { … }, dblock.NewKey("projector", "orders"))
+//
 // An acquire that returns an error holds nothing. A session whose state is in
 // doubt, after a cancelled wait for instance, is closed and never used again.
 //

@@ -2,6 +2,7 @@ package advisory_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log"
@@ -52,6 +53,24 @@ func ExampleLocker_TryLock() {
 	}
 	defer lock.Release(ctx)
 	if err := report(lock.Context()); err != nil {
+		log.Print(err)
+	}
+}
+
+// The lock cannot be lost without the work: both are on one session.
+func ExampleInTx() {
+	ctx := context.Background()
+	locks, err := advisory.New(db)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close()
+
+	err = advisory.InTx(ctx, locks, func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "UPDATE checkpoints SET position = position + 100 WHERE projector = 'orders'")
+		return err
+	}, dblock.NewKey("projector", "orders"))
+	if err != nil {
 		log.Print(err)
 	}
 }

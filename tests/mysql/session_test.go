@@ -284,3 +284,51 @@ func (e *env) sessionVariables(t *testing.T, conn *sql.Conn) map[string]string {
 	}
 	return variables
 }
+
+func TestSilenceOfABorrowedConnectionIsAllowedForAWhile(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.wrap(t, with(t, e.dsn, "wait_timeout", "1"), 0)
+		conn, err := db.SQL().Conn(e.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		s, err := db.OnConn(e.ctx, conn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		restore, err := s.AllowSilence(e.ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(2500 * time.Millisecond)
+		if err := s.Ping(e.ctx); err != nil {
+			t.Errorf("after a pause: %v", err)
+		}
+		if err := restore(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if limit := value[int](t, e.ctx, conn, "SELECT @@SESSION.wait_timeout"); limit != 1 {
+			t.Errorf("wait_timeout %d instead of that before", limit)
+		}
+	})
+}
+
+func TestHoldersGetTheTypesOfTheirDriver(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		s := e.session(t, e.open(t), dialect.SessionOptions{StatementGap: time.Minute})
+		if id := value[int64](t, e.ctx, s.Statements().Native().(*sql.Conn), "SELECT CONNECTION_ID()"); id != s.ID() {
+			t.Errorf("the statement ran on connection %d instead of %d", id, s.ID())
+		}
+		tx, err := s.Begin(e.ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id := value[int64](t, e.ctx, tx.Native().(*sql.Tx), "SELECT CONNECTION_ID()"); id != s.ID() {
+			t.Errorf("the transaction runs on connection %d instead of %d", id, s.ID())
+		}
+		if err := tx.Commit(e.ctx); err != nil {
+			t.Error(err)
+		}
+	})
+}
