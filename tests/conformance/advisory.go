@@ -33,6 +33,7 @@ var advisoryClauses = []clause{
 	{"advisory/fencing numbers grow with every grant", advisoryFencing},
 	{"advisory/fencing waits for no row lock", advisoryFencingBesideRows},
 	{"advisory/fencing without its table is refused", advisoryFencingSetup},
+	{"advisory/a stale holder's guarded write is refused", advisoryStaleHolder},
 	{"advisory/locks of a transaction end with it", advisoryTransaction},
 	{"advisory/a failed acquire leaves the transaction usable", advisoryTransactionFailure},
 	{"advisory/work in a transaction on the lock's session ends with the lock", advisoryInTx},
