@@ -21,6 +21,7 @@ type fakeServer struct {
 	hears    bool
 	openErr  error
 	slowPing atomic.Int64             // nanoseconds that the answer takes
+	cutOff   atomic.Bool              // no answer at all
 	acquired func(*fakeSession) error // runs after a grant; its error is returned although the keys are held
 
 	mu       sync.Mutex
@@ -239,8 +240,12 @@ func (s *fakeSession) Idle(ctx context.Context) error {
 	}
 }
 
-func (s *fakeSession) Ping(context.Context) error {
+func (s *fakeSession) Ping(ctx context.Context) error {
 	defer s.alone()()
+	if s.server.cutOff.Load() {
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	time.Sleep(time.Duration(s.server.slowPing.Load()))
 	return s.alive()
 }

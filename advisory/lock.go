@@ -110,8 +110,8 @@ func (l *Lock) Check(ctx context.Context) error {
 }
 
 // Release gives the keys back. It works with a cancelled ctx. A server that does
-// not answer within some seconds is given up and the session closed, which frees
-// the keys. Calling it again returns the same result.
+// not answer within [Options.AnswerWithin] is given up and the session closed,
+// which frees the keys. Calling it again returns the same result.
 //
 // An error says that the lock was not held until now, or may not have been:
 // dblock.ErrLost, dblock.ErrNotHeld, or dblock.ErrClosed after the locker's
@@ -132,7 +132,7 @@ func (l *Lock) release(ctx context.Context) error {
 	}
 	s := l.session
 	s.remove(l)
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.locker.options.AnswerWithin)
 	defer cancel()
 	err := s.use(bounded, func() error { return s.conn.Release(bounded, l.locked) })
 	held := time.Since(l.since)

@@ -250,7 +250,7 @@ func (l *Locker) session(ctx context.Context) (s *session, reused bool, err erro
 		return s, true, nil
 	}
 	l.mu.Unlock()
-	return l.open(ctx, dialect.SessionOptions{KeepAlive: l.options.KeepAlive, AnswerWithin: answerWithin})
+	return l.open(ctx, dialect.SessionOptions{KeepAlive: l.options.KeepAlive, AnswerWithin: l.options.AnswerWithin})
 }
 
 func (l *Locker) open(ctx context.Context, o dialect.SessionOptions) (s *session, reused bool, err error) {

@@ -44,7 +44,7 @@ func mustLock(t *testing.T, l *advisory.Locker, keys ...dblock.Key) *advisory.Lo
 func TestOptionsThatCannotBeMeant(t *testing.T) {
 	f := newFakeServer()
 	for _, opts := range [][]*advisory.Options{
-		{{KeepAlive: -1}}, {{KeepAlive: time.Nanosecond}}, {{WaitLimit: -time.Second}}, {{StatementGap: time.Millisecond}}, {{Isolation: 99}}, {{}, {}},
+		{{KeepAlive: -1}}, {{KeepAlive: time.Nanosecond}}, {{AnswerWithin: -1}}, {{AnswerWithin: time.Millisecond}}, {{WaitLimit: -time.Second}}, {{StatementGap: time.Millisecond}}, {{Isolation: 99}}, {{}, {}},
 	} {
 		if _, err := advisory.New(f, opts...); !errors.Is(err, dblock.ErrInvalidOption) {
 			t.Errorf("%+v: %v", opts, err)
@@ -222,6 +222,35 @@ func TestLossIsNoticedWhileNobodyAsks(t *testing.T) {
 				synctest.Wait()
 				if last := events[len(events)-1]; last.Kind != dblock.EventLost || last.Duration < time.Minute {
 					t.Errorf("last event %+v", last)
+				}
+			})
+		})
+	}
+}
+
+func TestSilenceIsNoticedWithinTheStatedBound(t *testing.T) {
+	for name, o := range map[string]*advisory.Options{
+		"default": {},
+		"given":   {KeepAlive: 300 * time.Millisecond, AnswerWithin: 200 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFakeServer()
+				l := newLocker(t, f, o)
+				bound := o.KeepAlive + o.AnswerWithin
+				if bound == 0 {
+					bound = 500*time.Millisecond + 4*time.Second
+				}
+				lock := mustLock(t, l, key)
+				time.Sleep(time.Minute)
+				f.cutOff.Store(true)
+				cut := time.Now()
+				<-lock.Done()
+				if took := time.Since(cut); took > bound || took < bound/3 {
+					t.Errorf("noticed after %v, the bound is %v", took, bound)
+				}
+				if err := lock.Err(); !errors.Is(err, dblock.ErrLost) || !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("%v", err)
 				}
 			})
 		})

@@ -15,10 +15,21 @@ type Options struct {
 	// locker's sessions. Default: "dblock".
 	Application string
 	// KeepAlive is the time between two signs of life on a session that is
-	// otherwise idle. Where the server's end of a session is heard at once
-	// (PostgreSQL through pgx) it finds dead networks only, default 5 s. Elsewhere
-	// it is how soon any loss is noticed, default 500 ms.
+	// otherwise idle, at least 10 ms. Where the server's end of a session is heard
+	// at once (PostgreSQL through pgx) it finds dead networks only, default 5 s.
+	// Elsewhere it is how soon any loss is noticed, default 500 ms.
 	KeepAlive time.Duration
+	// AnswerWithin is how long the server may take to answer a sign of life, a
+	// Check or a Release before the session counts as lost, at least 100 ms.
+	// Default: 4 s.
+	//
+	// A network that goes dead without a word is thus noticed within KeepAlive +
+	// AnswerWithin: by default 9 s on PostgreSQL through pgx, 4.5 s elsewhere. The
+	// server frees the locks after that: it ends a session of which it hears
+	// nothing for 2·KeepAlive + AnswerWithin + 1 s, be it of a paused process. SQL
+	// Server has no such limit and frees the locks when its own TCP keep-alive
+	// fails.
+	AnswerWithin time.Duration
 	// WaitLimit bounds the wait of every Lock, in addition to its context.
 	// Default: no limit.
 	WaitLimit time.Duration
@@ -47,6 +58,9 @@ const (
 	keepAliveDefault = 500 * time.Millisecond
 	keepAliveMin     = 10 * time.Millisecond
 
+	answerWithinDefault = 4 * time.Second
+	answerWithinMin     = 100 * time.Millisecond
+
 	statementGapDefault = time.Minute
 	statementGapMin     = time.Second // MySQL and MariaDB count in seconds
 )
@@ -63,6 +77,9 @@ func resolve(db dblock.DB, given []*Options) (Options, error) {
 	if o.KeepAlive != 0 && o.KeepAlive < keepAliveMin {
 		return o, dialect.Invalidf("KeepAlive %v: at least %v, or 0 for the default", o.KeepAlive, keepAliveMin)
 	}
+	if o.AnswerWithin != 0 && o.AnswerWithin < answerWithinMin {
+		return o, dialect.Invalidf("AnswerWithin %v: at least %v, or 0 for the default", o.AnswerWithin, answerWithinMin)
+	}
 	if o.WaitLimit < 0 {
 		return o, dialect.Invalidf("WaitLimit %v: must not be negative; 0 means no limit", o.WaitLimit)
 	}
@@ -72,6 +89,7 @@ func resolve(db dblock.DB, given []*Options) (Options, error) {
 			o.KeepAlive = keepAliveHeard
 		}
 	}
+	o.AnswerWithin = cmp.Or(o.AnswerWithin, answerWithinDefault)
 	if o.StatementGap != 0 && o.StatementGap < statementGapMin {
 		return o, dialect.Invalidf("StatementGap %v: at least %v, or 0 for the default", o.StatementGap, statementGapMin)
 	}

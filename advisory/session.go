@@ -9,14 +9,9 @@ import (
 	"github.com/dblock-go/dblock/dialect"
 )
 
-const (
-	// settle is how long a session must be unused before its monitor listens, so
-	// that quick successions of calls do not pay for starting and stopping it.
-	settle = 100 * time.Millisecond
-	// answerWithin is how long a server may take for a sign of life or for giving
-	// locks back before the session counts as lost.
-	answerWithin = 4 * time.Second
-)
+// settle is how long a session must be unused before its monitor listens, so
+// that quick successions of calls do not pay for starting and stopping it.
+const settle = 100 * time.Millisecond
 
 // session is a connection of the locker's own together with the locks that live
 // on it and the monitor that watches over it.
@@ -31,6 +26,7 @@ type session struct {
 	end     context.CancelCauseFunc // with the reason; ends the monitor
 	mu      sync.Mutex
 	pending int                // calls that use conn or wait for their turn
+	used    time.Time          // when conn was last used, and the server heard of us
 	listen  context.CancelFunc // ends the monitor's Idle, nil while it is not listening
 	locks   map[*Lock]struct{}
 	lent    bool // to its holder, who uses conn until the function returns
@@ -39,6 +35,7 @@ type session struct {
 func newSession(l *Locker, conn dialect.Session) *session {
 	s := &session{locker: l, conn: conn, turn: make(chan struct{}, 1), locks: map[*Lock]struct{}{}}
 	s.ended, s.end = context.WithCancelCause(context.Background())
+	s.used = time.Now()
 	return s
 }
 
@@ -64,7 +61,14 @@ func (s *session) use(ctx context.Context, call func() error) error {
 	if s.ended.Err() != nil {
 		return context.Cause(s.ended)
 	}
+	defer s.note()
 	return call()
+}
+
+func (s *session) note() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.used = time.Now()
 }
 
 // useDetached is use for statements that a context must not interrupt, since
@@ -77,7 +81,7 @@ func (s *session) useDetached(ctx context.Context, call func(ctx context.Context
 	result := make(chan error, 1)
 	go func() {
 		defer s.locker.calls.Done()
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.locker.options.AnswerWithin)
 		defer cancel()
 		result <- s.use(bounded, func() error { return call(bounded) })
 	}()
@@ -129,7 +133,7 @@ func (s *session) listenOnce() (interrupted bool, err error) {
 		s.mu.Unlock()
 		return true, nil
 	}
-	ctx, cancel := context.WithTimeout(s.ended, s.locker.options.KeepAlive)
+	ctx, cancel := context.WithDeadline(s.ended, s.used.Add(s.locker.options.KeepAlive))
 	defer cancel()
 	s.listen = cancel
 	s.mu.Unlock()
@@ -143,9 +147,11 @@ func (s *session) listenOnce() (interrupted bool, err error) {
 	if err != nil || interrupted {
 		return interrupted, err
 	}
-	ctx, cancel = context.WithTimeout(context.Background(), answerWithin)
+	ctx, cancel = context.WithTimeout(context.Background(), s.locker.options.AnswerWithin)
 	defer cancel()
-	return false, s.conn.Ping(ctx)
+	err = s.conn.Ping(ctx)
+	s.note()
+	return false, err
 }
 
 // lose ends the session because of an error. The caller has the turn.

@@ -132,7 +132,7 @@ type SessionOptions struct {
 	// owner promises. Zero: no such promise.
 	KeepAlive time.Duration
 	// AnswerWithin is how long the owner waits for the answer to one before it
-	// takes the session for lost. See Silence.
+	// takes the session for lost.
 	AnswerWithin time.Duration
 	// StatementGap is for a session that will serve its holder's own statements
 	// (Session.Statements, Session.Begin): the longest time between two of them,
@@ -140,9 +140,14 @@ type SessionOptions struct {
 	StatementGap time.Duration
 }
 
+// LostWithin is how long after the server's last answer an owner who is cut off
+// takes the session for lost. The server must not free its locks before.
+func (o SessionOptions) LostWithin() time.Duration {
+	return max(o.KeepAlive+o.AnswerWithin, o.KeepAlive, o.AnswerWithin) // the sum may overflow
+}
+
 // Silence is how long the server may hear nothing before it ends the session, 0
-// for ever. It must not free the locks of an owner who is cut off before that
-// owner takes them for lost.
+// for ever. It is longer than LostWithin by one sign of life that may be late.
 func (o SessionOptions) Silence() time.Duration {
 	if o.StatementGap > 0 {
 		return o.StatementGap
@@ -151,7 +156,8 @@ func (o SessionOptions) Silence() time.Duration {
 		return 0
 	}
 	const margin = time.Second
-	return max(2*o.KeepAlive+o.AnswerWithin+margin, o.KeepAlive) // the sum may overflow
+	within := o.LostWithin()
+	return max(within+o.KeepAlive+margin, within)
 }
 
 // Session is one connection to the server. It is not safe for concurrent use:

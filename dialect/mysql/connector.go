@@ -9,6 +9,7 @@ import (
 	driver "github.com/go-sql-driver/mysql"
 
 	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/dialect/internal/tcp"
 )
 
 // connectWithin bounds the dialling of a connection and its handshake: what
@@ -23,6 +24,9 @@ type connector struct {
 }
 
 func newConnector(config *driver.Config) (*connector, error) {
+	if config.Net == "tcp" {
+		config.DialFunc = (&tcp.Dialer{}).DialContext
+	}
 	c, err := driver.NewConnector(config)
 	if err != nil {
 		return nil, err

@@ -16,6 +16,11 @@
 //     that neither server detects: it ends by timeout. Take advisory locks first.
 //   - Row locks wait at most innodb_lock_wait_timeout, 50 s by default. A read
 //     timeout in the DSN (readTimeout) ends any wait and costs the connection.
+//   - Neither server hears of a dead network by itself: each session of dblock
+//     has a wait_timeout, after which the server frees its locks. The client's
+//     connections notice within seconds if [Open] made them; over [New] that is
+//     for the dialer of the application's pool, and for package advisory's
+//     heartbeats, which do it for idle sessions.
 //   - A row that is missing in the lock table is created in a transaction of its
 //     own, on a second connection of the pool; and the server ends an abandoned
 //     wait at once only when told so by a second connection.
@@ -97,8 +102,9 @@ func New(ctx context.Context, db *sql.DB, opts ...*Options) (*DB, error) {
 //
 // or has the driver's format,
 // https://github.com/go-sql-driver/mysql#dsn-data-source-name; in both, the
-// parameters are the driver's. Close closes the connections. Connecting takes 30 s
-// at most, or the DSN's timeout if that is longer.
+// parameters are the driver's. A dialer that was registered with the driver is
+// used for networks of other names than tcp. Close closes the connections.
+// Connecting takes 30 s at most, or the DSN's timeout if that is longer.
 //
 // Errors: those of [New]. None contains the password.
 func Open(ctx context.Context, dsn string, opts ...*Options) (*DB, error) {
@@ -145,7 +151,9 @@ func (db *DB) SQL() *sql.DB { return db.pool }
 func (db *DB) Close() error {
 	err := db.side.close()
 	if db.owned {
-		err = join(err, db.pool.Close())
+		// All connections are closed whatever the driver says, which is that a
+		// server could not be told because it had ended one already.
+		_ = db.pool.Close()
 	}
 	return db.Classify(err)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/internal/pinned"
+	"github.com/dblock-go/dblock/dialect/internal/tcp"
 )
 
 const (
@@ -24,12 +25,6 @@ const (
 	// abandonedTimeout is the same where the driver has not returned from a call
 	// whose context ended. On a network that works it returns at once.
 	abandonedTimeout = time.Second
-
-	// A client whose idle connection leads nowhere knows it after 3 + 3·1 s:
-	// before the server does (configure) and gives the locks to somebody else.
-	clientKeepAliveIdle     = 3 * time.Second
-	clientKeepAliveInterval = time.Second
-	clientKeepAliveCount    = 3
 )
 
 // conn is what a session needs of a connection, whatever the driver.
@@ -128,11 +123,8 @@ func (d *DB) sessionConfig(ctx context.Context, change func(*pgx.ConnConfig)) (*
 	dial := config.DialFunc
 	config.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
-		if tcp, ok := c.(*net.TCPConn); ok && err == nil {
-			// Where a platform refuses, keep-alives by the session's owner still
-			// notice a dead connection, only later.
-			_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: clientKeepAliveIdle,
-				Interval: clientKeepAliveInterval, Count: clientKeepAliveCount})
+		if err == nil {
+			tcp.Watch(c)
 		}
 		return c, err
 	}
@@ -254,20 +246,22 @@ func (c *sqlConn) begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx,
 // pool would only give the connection back. Elsewhere the connection is destroyed
 // as soon as the driver has returned, which may be after close.
 func (c *sqlConn) close() error {
-	if c.pgx != nil {
-		err := c.Raw(func(any) error { return hangUp(c.pgx) })
-		if errors.Is(err, sql.ErrConnDone) {
-			err = hangUp(c.pgx)
-		}
-		return join(err, c.destroy())
-	}
 	timeout := closeTimeout
 	if c.abandoned {
 		timeout = abandonedTimeout
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	returned, err := within(ctx, c.destroy)
+	returned, err := within(ctx, func() error {
+		if c.pgx == nil {
+			return c.destroy()
+		}
+		err := c.Raw(func(any) error { return hangUp(c.pgx) })
+		if errors.Is(err, sql.ErrConnDone) {
+			err = hangUp(c.pgx)
+		}
+		return join(err, c.destroy())
+	})
 	if !returned {
 		return untold(timeout)
 	}

@@ -6,19 +6,24 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/internal/pinned"
+	"github.com/dblock-go/dblock/dialect/internal/tcp"
 )
 
 const pidQuery = "SELECT pg_backend_pid()"
 
 // session implements [dialect.Session].
 type session struct {
-	conn conn
-	id   int64
+	conn  conn
+	close func() error // once
+	id    int64
 }
+
+func newSession(c conn) *session { return &session{conn: c, close: sync.OnceValue(c.close)} }
 
 // OpenSession opens a connection of dblock's own, and refuses it before
 // anything is set where it does not lead to a session of a primary: the server
@@ -55,7 +60,7 @@ func (d *DB) OnConn(ctx context.Context, c *sql.Conn) (dialect.Session, error) {
 	if c == nil {
 		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "the connection is nil"}
 	}
-	s := &session{conn: &sqlConn{Conn: c, pgx: underPgx(c), destroy: func() error { return pinned.Destroy(c) }}}
+	s := newSession(&sqlConn{Conn: c, pgx: underPgx(c), destroy: func() error { return pinned.Destroy(c) }})
 	if err := s.conn.queryRow(ctx, pidQuery, nil, &s.id); err != nil {
 		return nil, classify(ctx, err)
 	}
@@ -68,7 +73,7 @@ type behind struct{ standby, pooler bool }
 // start makes a session of a connection. A pooler shows by announcing itself as
 // the process instead of the server's.
 func start(ctx context.Context, c conn, announced int64) (*session, behind, error) {
-	s := &session{conn: c}
+	s := newSession(c)
 	var b behind
 	err := c.queryRow(ctx, "SELECT pg_backend_pid(), pg_is_in_recovery()", nil, &s.id, &b.standby)
 	b.pooler = announced != 0 && announced != s.id
@@ -88,6 +93,8 @@ func (s *session) configure(ctx context.Context, o dialect.SessionOptions) error
 	if application == "" {
 		application = "dblock"
 	}
+	unreachable := unreachableFor(o)
+	interval, count := probes(unreachable - tcp.Idle)
 	required := [][2]string{
 		{"application_name", application},
 		{"lock_timeout", "0"},
@@ -98,12 +105,13 @@ func (s *session) configure(ctx context.Context, o dialect.SessionOptions) error
 		{"default_transaction_isolation", "read committed"},
 		// A fencing number that a crash takes back would be given twice.
 		{"synchronous_commit", "on"},
-		// Free the locks of a client that vanished without a word after about
-		// ten seconds: https://www.postgresql.org/docs/current/runtime-config-connection.html#RUNTIME-CONFIG-TCP
-		{"tcp_keepalives_idle", "5"},
-		{"tcp_keepalives_interval", "2"},
-		{"tcp_keepalives_count", "3"},
-		{"tcp_user_timeout", "10000"},
+		// Free the locks of a client that vanished without a word; on Linux the last
+		// of these settings overrides the count:
+		// https://www.postgresql.org/docs/current/runtime-config-connection.html#RUNTIME-CONFIG-TCP
+		{"tcp_keepalives_idle", strconv.Itoa(int(tcp.Idle / time.Second))},
+		{"tcp_keepalives_interval", strconv.Itoa(interval)},
+		{"tcp_keepalives_count", strconv.Itoa(count)},
+		{"tcp_user_timeout", milliseconds(unreachable)},
 	}
 	// Ends the wait of a client that is gone; since 14, and refused on platforms
 	// whose kernel cannot tell.
@@ -127,6 +135,25 @@ func (s *session) set(ctx context.Context, settings [][2]string) error {
 		WHERE current_setting(name, true) IS NOT NULL
 		AND (name <> 'synchronous_commit' OR current_setting(name, true) = 'off')`,
 		[]any{textArray(names), textArray(values)}, &pid, &n)
+}
+
+// unreachableFor is how long the server must not have heard from the client's
+// machine before it frees the locks: longer than the session's owner needs to take
+// them for lost. In the middle of a long statement the owner knows by its own end
+// of the connection, whose last answer may be younger than the server's by as
+// much as the server's probes are apart.
+func unreachableFor(o dialect.SessionOptions) time.Duration {
+	const margin = 2 * time.Second
+	return min(max(o.LostWithin(), tcp.Unanswered+tcp.Idle), maxTimeout-margin) + margin
+}
+
+// probes spreads the probes of a connection over a time, as often as once a
+// second: a kernel counts no more than 127.
+func probes(over time.Duration) (interval, count int) {
+	const most = 127
+	seconds := int((over + time.Second - 1) / time.Second)
+	interval = (seconds + most - 1) / most
+	return interval, (seconds + interval - 1) / interval
 }
 
 // maxTimeout is the longest that PostgreSQL's settings in milliseconds take: 24 days.
@@ -194,4 +221,6 @@ func (s *session) Begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx,
 	return s.conn.begin(ctx, o)
 }
 
-func (s *session) Close() error { return s.conn.close() }
+// Close waits neither for a transaction nor for long for a statement that
+// somebody else has under way on a connection of theirs.
+func (s *session) Close() error { return s.close() }

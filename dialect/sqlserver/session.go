@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/dblock-go/dblock/dialect"
@@ -45,7 +46,7 @@ func (d *DB) OnConn(ctx context.Context, conn *sql.Conn) (dialect.Session, error
 	if conn == nil {
 		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "the *sql.Conn is nil"}
 	}
-	s, err := newSession(ctx, conn, func() error { return pinned.Destroy(conn) }, "")
+	s, err := newSession(ctx, conn, sync.OnceValue(func() error { return pinned.Destroy(conn) }), "")
 	if err != nil {
 		return nil, classify(ctx, err)
 	}

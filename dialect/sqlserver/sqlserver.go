@@ -30,6 +30,7 @@ import (
 
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/internal/pinned"
+	"github.com/dblock-go/dblock/dialect/internal/tcp"
 )
 
 // Options change how a database is opened. A nil *Options means the defaults.
@@ -79,18 +80,14 @@ func New(ctx context.Context, db *sql.DB, opts ...*Options) (*DB, error) {
 
 // Open is New with a pool of its own, without a limit, which Close closes. The
 // DSN is a URL as go-mssqldb takes it:
-// sqlserver://user:password@host:1433?database=name. A DSN that cannot be read
-// gives an error of class dialect.InvalidOption that does not repeat it.
+// sqlserver://user:password@host:1433?database=name, except that its keepAlive
+// has no effect: the connections notice a dead network within seconds. A DSN that
+// cannot be read gives an error of class dialect.InvalidOption that does not
+// repeat it.
 func Open(ctx context.Context, dsn string, opts ...*Options) (*DB, error) {
-	if !strings.HasPrefix(dsn, "sqlserver://") {
-		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: dsnHint}
-	}
-	if !isWholeURL(dsn) {
-		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: dsnHint}
-	}
-	connector, err := mssql.NewConnector(dsn)
+	connector, err := newConnector(dsn)
 	if err != nil {
-		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: dsnHint, Err: err}
+		return nil, err
 	}
 	db := sql.OpenDB(connector)
 	d, err := New(ctx, db, opts...)
@@ -100,6 +97,18 @@ func Open(ctx context.Context, dsn string, opts ...*Options) (*DB, error) {
 	}
 	d.own = true
 	return d, nil
+}
+
+func newConnector(dsn string) (*mssql.Connector, error) {
+	if !strings.HasPrefix(dsn, "sqlserver://") || !isWholeURL(dsn) {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: dsnHint}
+	}
+	connector, err := mssql.NewConnector(dsn)
+	if err != nil {
+		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: dsnHint, Err: err}
+	}
+	connector.Dialer = &tcp.Dialer{}
+	return connector, nil
 }
 
 const dsnHint = "write sqlserver://user:password@host:1433?database=name, special characters percent-encoded, such as @ as %40, / as %2F, ? as %3F and # as %23"

@@ -135,7 +135,9 @@ func (c *stubConn) Prepare(string) (driver.Stmt, error) { return nil, errors.New
 func (c *stubConn) Close() error {
 	c.stub.mu.Lock()
 	defer c.stub.mu.Unlock()
-	c.stub.closed = append(c.stub.closed, c.id)
+	if !slices.Contains(c.stub.closed, c.id) { // a second Close does nothing
+		c.stub.closed = append(c.stub.closed, c.id)
+	}
 	return nil
 }
 

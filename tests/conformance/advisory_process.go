@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/tests/program"
 )
 
 func advisoryProcess(t *testing.T, h *Harness) {
@@ -11,16 +12,16 @@ func advisoryProcess(t *testing.T, h *Harness) {
 	key := dblock.NewKey("leader")
 	l := newLocker(t, d.DB)
 
-	holder := startWorker(t, "hold", d.DSN, "leader")
-	holder.expect("held")
+	holder := program.Worker(t, "hold", d.DSN, "leader")
+	holder.Expect("held")
 	mustBeHeld(t, l, key)
-	waiter := startWorker(t, "hold", d.DSN, "leader")
+	waiter := program.Worker(t, "hold", d.DSN, "leader")
 	d.waiting(t, key, 1)
 
-	holder.kill()
-	waiter.expect("held")
+	holder.Kill()
+	waiter.Expect("held")
 	mustBeHeld(t, l, key)
-	waiter.kill()
+	waiter.Kill()
 	lock := mustLock(t, l, key)
 	mustRelease(t, lock)
 	d.nothingLeft(t)

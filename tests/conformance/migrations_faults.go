@@ -12,6 +12,7 @@ import (
 
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/migrations"
+	"github.com/dblock-go/dblock/tests/program"
 )
 
 func migrationsFailure(t *testing.T, h *Harness) {
@@ -98,10 +99,10 @@ func migrationsKilledProcess(t *testing.T, h *Harness) {
 	for _, step := range []string{"acquired", "first", "second", "released"} {
 		t.Run(step, func(t *testing.T) {
 			d := h.Database(t)
-			w := startWorker(t, "migrate", d.DSN, step)
-			w.expect(step)
-			w.kill()
-			startWorker(t, "migrate", d.DSN).finish()
+			w := program.Worker(t, "migrate", d.DSN, step)
+			w.Expect(step)
+			w.Kill()
+			program.Worker(t, "migrate", d.DSN).Finish()
 			d.recorded(t, versionTable, 0, 1, 2, 3)
 			if got := d.ints(t, "SELECT id FROM entries ORDER BY id"); !slices.Equal(got, []int64{1, 2, 3, 4}) {
 				t.Errorf("entries %v", got)
@@ -113,13 +114,13 @@ func migrationsKilledProcess(t *testing.T, h *Harness) {
 
 func migrationsProcesses(t *testing.T, h *Harness) {
 	d := h.Database(t)
-	var workers []*worker
+	var workers []*program.Process
 	for range 10 {
-		workers = append(workers, startWorker(t, "migrate", d.DSN))
+		workers = append(workers, program.Worker(t, "migrate", d.DSN))
 	}
 	var applied []string
 	for _, w := range workers {
-		for _, line := range w.finish() {
+		for _, line := range w.Finish() {
 			if strings.HasPrefix(line, "applied") {
 				applied = append(applied, line)
 			}

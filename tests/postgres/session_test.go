@@ -117,10 +117,10 @@ func TestSettingsOfASession(t *testing.T) {
 		"idle_session_timeout":                "3s",
 		"default_transaction_isolation":       "read committed",
 		"synchronous_commit":                  "on",
-		"tcp_keepalives_idle":                 "5",
-		"tcp_keepalives_interval":             "2",
-		"tcp_keepalives_count":                "3",
-		"tcp_user_timeout":                    "10000",
+		"tcp_keepalives_idle":                 "3",
+		"tcp_keepalives_interval":             "1",
+		"tcp_keepalives_count":                "8",
+		"tcp_user_timeout":                    "11000",
 		"client_connection_check_interval":    "1s",
 	}
 	dsn := servers.Postgres(t).Database(t)

@@ -92,7 +92,12 @@ func findPostgres() *installation {
 			return initdb.command(append(args, "--pgdata="+filepath.Join(folder, "data"), "--pwfile="+file)...), nil
 		},
 		configure: func(folder, _ string, port int, settings []string) ([]string, error) {
+			clients := filepath.Join(folder, "clients") // from wherever a setting makes it listen
+			if err := writeFile(clients, "host all,replication all all scram-sha-256\n"); err != nil {
+				return nil, err
+			}
 			return append([]string{"-D", filepath.Join(folder, "data")}, postgresArgs(append([]string{
+				"hba_file=" + clients,
 				"listen_addresses=127.0.0.1",
 				"port=" + strconv.Itoa(port),
 				"unix_socket_directories=",

@@ -2,24 +2,33 @@ package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
+	"time"
 
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/advisory"
 )
 
 // hold takes the keys, prints "held", and keeps them until it is killed. Its
-// arguments are a DSN and the keys, a part each.
+// arguments are a DSN and the keys, a part each. With -fencing it prints "token N"
+// first. When it hears that the lock is lost, it prints "lost", the time in
+// nanoseconds since 1970 and why; then what Check and Release say.
 func hold(args []string) error {
-	if len(args) < 2 {
-		return fmt.Errorf("usage: worker hold DSN KEY…")
+	flags := flag.NewFlagSet("hold", flag.ContinueOnError)
+	fencing := flags.Bool("fencing", false, "print the fencing number")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if args = flags.Args(); len(args) < 2 {
+		return fmt.Errorf("usage: worker hold [-fencing] DSN KEY…")
 	}
 	ctx := context.Background()
 	db, err := open(ctx, args[0])
 	if err != nil {
 		return err
 	}
-	locks, err := advisory.New(db)
+	locks, err := advisory.New(db, &advisory.Options{Fencing: *fencing})
 	if err != nil {
 		return err
 	}
@@ -31,7 +40,13 @@ func hold(args []string) error {
 	if err != nil {
 		return err
 	}
+	if *fencing {
+		fmt.Println("token", lock.Token())
+	}
 	fmt.Println("held")
 	<-lock.Done()
+	fmt.Println("lost", time.Now().UnixNano(), lock.Err())
+	fmt.Println("check", lock.Check(ctx))
+	fmt.Println("release", lock.Release(ctx))
 	return lock.Err()
 }

@@ -4,9 +4,12 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"net/url"
 	"os"
+
+	"github.com/lib/pq"
 
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/dialect/mysql"
@@ -37,7 +40,7 @@ func run(args []string) error {
 	return command(args[1:])
 }
 
-// open opens the database that a DSN's scheme names.
+// open opens the database that a DSN's scheme names; pq is PostgreSQL over lib/pq.
 func open(ctx context.Context, dsn string) (dblock.DB, error) {
 	u, err := url.Parse(dsn)
 	if err != nil {
@@ -46,6 +49,13 @@ func open(ctx context.Context, dsn string) (dblock.DB, error) {
 	switch u.Scheme {
 	case "postgres":
 		return postgres.Open(ctx, dsn)
+	case "pq":
+		u.Scheme = "postgres"
+		connector, err := pq.NewConnector(u.String())
+		if err != nil {
+			return nil, err
+		}
+		return postgres.NewSQL(ctx, sql.OpenDB(connector))
 	case "mysql", "mariadb":
 		return mysql.Open(ctx, dsn)
 	case "sqlserver":

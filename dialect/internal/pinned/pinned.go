@@ -84,16 +84,65 @@ func (p *Pool) unreserve() {
 
 // Destroy closes the connection to the server. Safe to call again, and after
 // database/sql found out by itself that the connection is dead.
-func (c *Conn) Destroy() error {
-	c.once.Do(c.pool.unreserve)
-	return Destroy(c.Conn)
+func (c *Conn) Destroy() (err error) {
+	c.once.Do(func() {
+		c.pool.unreserve()
+		err = Destroy(c.Conn)
+	})
+	return err
 }
 
+const (
+	// destroyWithin bounds the wait for a statement that is under way.
+	destroyWithin = 5 * time.Second
+	// forgetWithin bounds the wait for database/sql to forget the connection, which
+	// takes it no time unless a transaction is open there.
+	forgetWithin = 100 * time.Millisecond
+)
+
 // Destroy closes a checked-out connection instead of giving it back to its pool;
-// database/sql does so when told that the connection is bad. It waits for a
-// statement that is under way on the connection.
-func Destroy(conn *sql.Conn) error {
-	err := conn.Raw(func(any) error { return driver.ErrBadConn })
+// database/sql does so when told that the connection is bad. But it waits for a
+// transaction on it to end, and that may wait for Destroy: so the connection is
+// closed under it first, and its place in the pool becomes free when the
+// transaction's owner ends it.
+//
+// What the driver says of closing is no news: the connection may be broken, and
+// database/sql will close it once more. An error of class Lost means that a
+// statement was under way on the connection and did not end in time; the
+// connection is closed as soon as it does.
+func Destroy(conn *sql.Conn) error { return destroy(conn, destroyWithin) }
+
+func destroy(conn *sql.Conn, within time.Duration) error {
+	closed, forgotten := make(chan struct{}), make(chan error, 1)
+	go func() {
+		forgotten <- conn.Raw(func(c any) error {
+			defer close(closed)
+			if c, ok := c.(driver.Conn); ok {
+				_ = c.Close()
+			}
+			return driver.ErrBadConn
+		})
+	}()
+	bound := time.NewTimer(within)
+	defer bound.Stop()
+	select {
+	case <-closed:
+		bound.Reset(forgetWithin)
+	case err := <-forgotten:
+		return destroyed(err)
+	case <-bound.C:
+		return &dialect.Error{Class: dialect.Lost,
+			Err: fmt.Errorf("a statement that is under way has kept the connection from being closed for %v", within)}
+	}
+	select {
+	case err := <-forgotten:
+		return destroyed(err)
+	case <-bound.C:
+		return nil
+	}
+}
+
+func destroyed(err error) error {
 	if errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) {
 		return nil
 	}

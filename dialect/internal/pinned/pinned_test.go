@@ -5,9 +5,11 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/dblock-go/dblock/dialect"
 )
@@ -17,15 +19,26 @@ type server struct{ open atomic.Int32 }
 
 func (s *server) Connect(context.Context) (driver.Conn, error) {
 	s.open.Add(1)
-	return conn{s}, nil
+	return &conn{server: s}, nil
 }
 func (s *server) Driver() driver.Driver { return nil }
 
-type conn struct{ server *server }
+type conn struct {
+	server *server
+	once   sync.Once
+}
 
-func (c conn) Close() error                        { c.server.open.Add(-1); return nil }
-func (c conn) Begin() (driver.Tx, error)           { return nil, driver.ErrSkip }
-func (c conn) Prepare(string) (driver.Stmt, error) { return nil, driver.ErrSkip }
+func (c *conn) Close() error {
+	c.once.Do(func() { c.server.open.Add(-1) })
+	return nil
+}
+func (c *conn) Begin() (driver.Tx, error)           { return transaction{}, nil }
+func (c *conn) Prepare(string) (driver.Stmt, error) { return nil, driver.ErrSkip }
+
+type transaction struct{}
+
+func (transaction) Commit() error   { return driver.ErrBadConn }
+func (transaction) Rollback() error { return driver.ErrBadConn }
 
 func newPool(t *testing.T, limit int) (*server, *Pool) {
 	s := &server{}
@@ -82,4 +95,57 @@ func TestABusyPoolIsNotWaitedForWithoutEnd(t *testing.T) {
 			t.Errorf("%d counted as taken", pool.used)
 		}
 	})
+}
+
+// Mutexes of database/sql are waited for here, during which the time of synctest
+// would stand still.
+
+func TestATransactionDoesNotKeepItsConnectionOpen(t *testing.T) {
+	s, pool := newPool(t, 2)
+	c, err := pool.Take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx, err := c.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Destroy(); err != nil {
+		t.Error(err)
+	}
+	if n := s.open.Load(); n != 0 {
+		t.Errorf("%d connections open", n)
+	}
+	if err := tx.Rollback(); !errors.Is(err, driver.ErrBadConn) {
+		t.Errorf("rollback: %v", err)
+	}
+	next, err := pool.db.Conn(t.Context()) // the place in the pool is free again
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	if err := c.Destroy(); err != nil || s.open.Load() != 1 {
+		t.Errorf("destroyed again: %v, %d connections open", err, s.open.Load())
+	}
+}
+
+func TestAStatementUnderWayIsNotWaitedForWithoutEnd(t *testing.T) {
+	s, pool := newPool(t, 2)
+	c, err := pool.Take(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	started, end, ended := make(chan struct{}), make(chan struct{}), make(chan error)
+	go func() { ended <- c.Raw(func(any) error { close(started); <-end; return nil }) }()
+	<-started
+	if err := destroy(c.Conn, time.Millisecond); !errors.Is(err, dialect.Lost) {
+		t.Errorf("during a statement: %v", err)
+	}
+	close(end)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	for s.open.Load() != 0 {
+		time.Sleep(time.Millisecond)
+	}
 }
