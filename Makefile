@@ -8,13 +8,17 @@ MODULES := $(sort $(dir $(shell find . -name go.mod -not -path '*/testdata/*')))
 in_modules = @status=0; for module in $(MODULES); do \
 	echo "== $$module: $(1)"; (cd $$module && $(1)) || status=1; done; exit $$status
 
-.PHONY: help test servers check fmt vet oldest staticcheck cross tidy go-version demo
+.PHONY: help test crossings servers check fmt vet oldest staticcheck cross tidy go-version demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 test: servers ## run all tests, on real servers
 	$(call in_modules,go test -race -count=1 -timeout 20m ./...)
+
+CROSSINGS ?= 5000
+crossings: servers ## let grants and the ends of waits cross, 20,000 times for each database, and cancel guarded writes
+	cd tests && DBLOCK_TEST_CROSSINGS=$(CROSSINGS) go test -v -count=1 -timeout 2h -run '/advisory/(a_grant_that_crosses|a_cancel_at_any_moment)|/rows:_a_cancel_at_any_moment' .
 
 servers: ## install the database servers that the tests use
 	-@scripts/install-servers

@@ -311,10 +311,16 @@ func (l *Locker) failure(wait context.Context, op string, keys []dblock.Key, loc
 	if wait.Err() != nil {
 		err = ended(wait, time.Since(began), err)
 	}
+	return l.withBlocker(wait, op, keys, locked, err, 0)
+}
+
+// withBlocker is the error of a call, and says who is in the way if somebody was:
+// anybody but the session itself.
+func (l *Locker) withBlocker(ctx context.Context, op string, keys []dblock.Key, locked []dialect.Key, err error, self int64) error {
 	failure := dblock.NewError(op, l.db, keys, err).(*dblock.Error)
 	switch dialect.ClassOf(err) {
 	case dblock.ErrNotAcquired, dblock.ErrTimeout:
-		blocker, inspectErr := l.blocker(wait, locked)
+		blocker, inspectErr := l.blocker(ctx, locked, self)
 		failure.Blocker = blocker
 		if inspectErr != nil {
 			failure.Err = fmt.Errorf("%w; who is in the way is unknown: %w", err, inspectErr)
@@ -344,11 +350,13 @@ func ended(wait context.Context, waited time.Duration, err error) error {
 }
 
 // blocker asks the server who is in the way: the first holder, else the first
-// waiter. It does not depend on the context of the call, which may have ended.
-func (l *Locker) blocker(ctx context.Context, locked []dialect.Key) (*dblock.Blocker, error) {
+// waiter, other than the session itself. It does not depend on the context of the
+// call, which may have ended.
+func (l *Locker) blocker(ctx context.Context, locked []dialect.Key, self int64) (*dblock.Blocker, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), inspectWithin)
 	defer cancel()
 	found, err := l.db.Inspect(ctx, locked...)
+	found = slices.DeleteFunc(found, func(h dialect.Holding) bool { return self != 0 && h.Session == self })
 	if err != nil || len(found) == 0 {
 		return nil, err
 	}
@@ -365,7 +373,7 @@ func (l *Locker) announceWait(ctx context.Context, keys []dblock.Key, locked []d
 	done := make(chan struct{})
 	timer := time.AfterFunc(waitingAfter, func() {
 		defer close(done)
-		blocker, err := l.blocker(ctx, locked)
+		blocker, err := l.blocker(ctx, locked, 0)
 		l.observe(ctx, dblock.Event{Kind: dblock.EventWaiting, Keys: keys, Duration: waitingAfter, Blocker: blocker, Err: err})
 	})
 	return func() {

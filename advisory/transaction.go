@@ -51,5 +51,21 @@ func (l *Locker) acquireTx(ctx context.Context, op string, tx dblock.Tx, try boo
 		defer l.announceWait(ctx, keys, locked)()
 	}
 	err = locker.AcquireTx(ctx, tx, dialect.TxRequest{Keys: locked, Try: try, Wait: l.options.WaitLimit})
+	switch dialect.ClassOf(err) {
+	case dblock.ErrNotAcquired, dblock.ErrTimeout:
+		return l.withBlocker(ctx, op, keys, locked, err, sessionOf(ctx, locker, tx))
+	}
 	return dblock.NewError(op, l.db, keys, err)
+}
+
+// sessionOf is the transaction's session, which holds what it had locked before; 0
+// if the transaction cannot be asked any more.
+func sessionOf(ctx context.Context, locker dialect.TxLocker, tx dblock.Tx) int64 {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), inspectWithin)
+	defer cancel()
+	session, err := locker.SessionOf(ctx, tx)
+	if err != nil {
+		return 0
+	}
+	return session
 }

@@ -261,6 +261,8 @@ type TxLocker interface {
 	// class NotAcquired, Timeout or Deadlock the transaction is as
 	// [Error.Remains] says.
 	AcquireTx(ctx context.Context, tx Tx, r TxRequest) error
+	// SessionOf is the [Session.ID] of the connection that a transaction runs on.
+	SessionOf(ctx context.Context, tx Tx) (int64, error)
 }
 
 // TxRequest is one call for several keys that the transaction will hold.

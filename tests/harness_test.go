@@ -2,6 +2,7 @@ package tests
 
 import (
 	"database/sql"
+	"errors"
 	"testing"
 
 	"github.com/dblock-go/dblock"
@@ -12,6 +13,12 @@ func private(kind servers.Kind) func(testing.TB, ...string) *servers.Server {
 	return func(t testing.TB, settings ...string) *servers.Server {
 		return servers.Start(t, kind, settings...)
 	}
+}
+
+// finds reports whether errors.As finds an error of type E.
+func finds[E error](err error) bool {
+	var e E
+	return errors.As(err, &e)
 }
 
 // limit is a pool as an application sets it up, closed at the end of the test.

@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"testing"
 
+	driver "github.com/go-sql-driver/mysql"
+
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/dialect/mysql"
 	"github.com/dblock-go/dblock/tests/conformance"
@@ -24,7 +26,9 @@ func mysqlHarness(server func(testing.TB) *servers.Server, kind servers.Kind) *c
 			pool := limit(t, server(t).Open(t, dsn), maxConns)
 			return opened[*mysql.DB](t)(mysql.New(t.Context(), pool))
 		},
-		Kill: "KILL %d",
+		Kill:      "KILL %d",
+		Interrupt: "KILL QUERY %d",
+		OfDriver:  finds[*driver.MySQLError],
 		SessionOf: func(ctx context.Context, native any) (id int64, err error) {
 			err = native.(*sql.Tx).QueryRowContext(ctx, "SELECT CONNECTION_ID()").Scan(&id)
 			return id, err

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/lib/pq"
@@ -18,10 +19,12 @@ import (
 
 func postgresHarness(open func(t testing.TB, dsn string, maxConns int) (dblock.DB, error)) *conformance.Harness {
 	return &conformance.Harness{
-		Server:  servers.Postgres,
-		Private: private(servers.KindPostgres),
-		Open:    open,
-		Kill:    "SELECT pg_terminate_backend(%d)",
+		Server:    servers.Postgres,
+		Private:   private(servers.KindPostgres),
+		Open:      open,
+		Kill:      "SELECT pg_terminate_backend(%d)",
+		Interrupt: "SELECT pg_cancel_backend(%d)",
+		OfDriver:  func(err error) bool { return finds[*pgconn.PgError](err) || finds[*pq.Error](err) },
 		SessionOf: func(ctx context.Context, native any) (id int64, err error) {
 			switch tx := native.(type) {
 			case pgx.Tx:

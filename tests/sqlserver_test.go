@@ -22,7 +22,7 @@ func TestSQLServer(t *testing.T) {
 			pool := limit(t, servers.SQLServer(t).Open(t, dsn), maxConns)
 			return opened[*sqlserver.DB](t)(sqlserver.New(t.Context(), pool))
 		},
-		Kill: "KILL %d",
+		Kill: "KILL %d", // there is nothing gentler, so no Interrupt
 		SessionOf: func(ctx context.Context, native any) (id int64, err error) {
 			err = native.(*sql.Tx).QueryRowContext(ctx, "SELECT @@SPID").Scan(&id)
 			return id, err

@@ -24,7 +24,7 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 	for i, key := range r.Keys {
 		granted, err := s.getLock(ctx, key, r.Try)
 		if err != nil {
-			return nil, s.undo(ctx, r.Keys[:i], err)
+			return nil, s.undo(ctx, r.Keys[:i+1], err)
 		}
 		if !granted {
 			return nil, s.giveUp(ctx, r.Keys[:i], key)
@@ -40,15 +40,18 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 	return fences, nil
 }
 
-// undo gives back what a call that failed was granted, if the connection can
-// still be used: after the session's end the server would free it a moment later.
-func (s *session) undo(ctx context.Context, granted []dialect.Key, err error) error {
-	if len(granted) == 0 || ctx.Err() != nil || dialect.ClassOf(err) == dialect.Lost {
+// undo gives back what a call that failed was or may have been granted, if the
+// connection can still be used: after the session's end the server would free it
+// a moment later. A wait can be interrupted when it has just been granted, so the
+// last of the keys need not be held.
+func (s *session) undo(ctx context.Context, keys []dialect.Key, err error) error {
+	if class := dialect.ClassOf(err); ctx.Err() != nil || class == dialect.Lost || class == dialect.Unsafe {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpWithin)
 	defer cancel()
-	return join(err, s.Release(ctx, granted))
+	_, undoErr := s.callEach(ctx, "RELEASE_LOCK(%s)", keys)
+	return join(err, undoErr)
 }
 
 // getLock answers false only to a try.
@@ -60,10 +63,10 @@ func (s *session) getLock(ctx context.Context, key dialect.Key, try bool) (bool,
 		if _, err := queryRow(ctx, s.conn, query, &result, &id); err != nil {
 			return false, s.failure(ctx, err)
 		}
+		if err := s.same(id); err != nil {
+			return false, err
+		}
 		switch {
-		case id != s.thread.id:
-			return false, &dialect.Error{Class: dialect.Unsafe, Hint: fmt.Sprintf(
-				"connection %d answered instead of %d: something between hands one session to several clients; connect to the server itself", id, s.thread.id)}
 		case !result.Valid:
 			// What MariaDB answers to KILL QUERY and max_statement_time, and MySQL
 			// when it runs out of memory.
@@ -103,9 +106,9 @@ func (s *session) giveUp(ctx context.Context, granted []dialect.Key, held dialec
 
 // Release sends one statement for all keys.
 func (s *session) Release(ctx context.Context, keys []dialect.Key) error {
-	results, err := callEach(ctx, s.conn, "RELEASE_LOCK(%s)", keys)
+	results, err := s.callEach(ctx, "RELEASE_LOCK(%s)", keys)
 	if err != nil {
-		return s.failure(ctx, err)
+		return err
 	}
 	for i, result := range results {
 		if result.Int64 != 1 { // 0: somebody else's, NULL: nobody's
@@ -116,9 +119,9 @@ func (s *session) Release(ctx context.Context, keys []dialect.Key) error {
 }
 
 func (s *session) Held(ctx context.Context, keys []dialect.Key) (bool, error) {
-	results, err := callEach(ctx, s.conn, "IS_USED_LOCK(%s)", keys)
+	results, err := s.callEach(ctx, "IS_USED_LOCK(%s)", keys)
 	if err != nil {
-		return false, s.failure(ctx, err)
+		return false, err
 	}
 	for _, holder := range results {
 		if !holder.Valid || holder.Int64 != s.thread.id {
@@ -130,15 +133,24 @@ func (s *session) Held(ctx context.Context, keys []dialect.Key) (bool, error) {
 
 // fence writes one number per key, each in a transaction of its own, so that
 // sessions cannot deadlock over the rows. The number reaches the client with the
-// result of the statement:
+// result of the statement, and the statement itself sees to it that no other
+// connection writes one:
 // https://dev.mysql.com/doc/refman/en/information-functions.html#function_last-insert-id
 func (s *session) fence(ctx context.Context, t dialect.Table, keys []dialect.Key) ([]int64, error) {
 	fences := make([]int64, len(keys))
 	for i, key := range dialect.FenceRows(keys) {
-		result, err := s.conn.ExecContext(ctx, fmt.Sprintf("INSERT INTO %s (id, name, fence) VALUES (%d, %s, LAST_INSERT_ID(1))"+
-			" ON DUPLICATE KEY UPDATE fence = LAST_INSERT_ID(fence + 1)", s.db.quoted(t), key.ID, literal(key)))
+		result, err := s.conn.ExecContext(ctx, fmt.Sprintf("INSERT INTO %s (id, name, fence)"+
+			" SELECT %d, %s, LAST_INSERT_ID(1) FROM DUAL WHERE CONNECTION_ID() = %d"+
+			" ON DUPLICATE KEY UPDATE fence = LAST_INSERT_ID(fence + 1)", s.db.quoted(t), key.ID, literal(key), s.thread.id))
 		if err != nil {
 			return nil, s.failed(ctx, s.db.tableFailure(ctx, t, err))
+		}
+		written, err := result.RowsAffected()
+		if err != nil {
+			return nil, s.failure(ctx, err)
+		}
+		if written == 0 {
+			return nil, s.another("another connection")
 		}
 		if fences[i], err = result.LastInsertId(); err != nil {
 			return nil, s.failure(ctx, err)
@@ -147,23 +159,50 @@ func (s *session) fence(ctx context.Context, t dialect.Table, keys []dialect.Key
 	return fences, nil
 }
 
-// callEach calls a function of the server for each key, in one statement.
-func callEach(ctx context.Context, q dialect.Querier, call string, keys []dialect.Key) ([]sql.NullInt64, error) {
+// callEach is the function of that name on the session's own connection.
+func (s *session) callEach(ctx context.Context, call string, keys []dialect.Key) ([]sql.NullInt64, error) {
+	results, id, err := callEach(ctx, s.conn, call, keys)
+	if err != nil {
+		return nil, s.failure(ctx, err)
+	}
 	if len(keys) == 0 {
 		return nil, nil
 	}
+	return results, s.same(id)
+}
+
+// same is an error if another connection answered than the one that holds the
+// locks.
+func (s *session) same(id int64) error {
+	if id == s.thread.id {
+		return nil
+	}
+	return s.another(fmt.Sprintf("connection %d", id))
+}
+
+func (s *session) another(which string) error {
+	return &dialect.Error{Class: dialect.Unsafe, Err: fmt.Errorf("%s answered instead of %d", which, s.thread.id),
+		Hint: "something in between hands one session to several clients: connect to the server itself"}
+}
+
+// callEach calls a function of the server for each key, in one statement, and
+// says which connection answered.
+func callEach(ctx context.Context, q dialect.Querier, call string, keys []dialect.Key) (results []sql.NullInt64, id int64, err error) {
+	if len(keys) == 0 {
+		return nil, 0, nil
+	}
 	if err := checkKeys(keys); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	columns := make([]string, len(keys))
-	results := make([]sql.NullInt64, len(keys))
-	dest := make([]any, len(keys))
+	results = make([]sql.NullInt64, len(keys))
+	dest := []any{&id}
 	for i, key := range keys {
 		columns[i] = fmt.Sprintf(call, literal(key))
-		dest[i] = &results[i]
+		dest = append(dest, &results[i])
 	}
-	_, err := queryRow(ctx, q, "SELECT "+strings.Join(columns, ", "), dest...)
-	return results, err
+	_, err = queryRow(ctx, q, "SELECT CONNECTION_ID(), "+strings.Join(columns, ", "), dest...)
+	return results, id, err
 }
 
 // alphabet is what both servers tell apart in a name, and what needs no escaping

@@ -136,7 +136,8 @@ func (db *DB) Classify(err error) error {
 	case errors.Is(err, driver.ErrInvalidConn), errors.Is(err, sqldriver.ErrBadConn), errors.Is(err, sql.ErrConnDone),
 		errors.Is(err, driver.ErrMalformPkt), errors.Is(err, driver.ErrPktSync), errors.Is(err, driver.ErrPktSyncMul), errors.Is(err, driver.ErrBusyBuffer),
 		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &network):
-		return &dialect.Error{Class: dialect.Lost, Err: err, Remains: dialect.RemainsNothing}
+		return &dialect.Error{Class: dialect.Lost, Err: err, Remains: dialect.RemainsNothing,
+			Hint: "the server ended the session, by KILL or wait_timeout for instance, or the network did"}
 	}
 	return err
 }
@@ -156,10 +157,23 @@ func (db *DB) meaning(number uint16) (meaning, bool) {
 // failure classifies the error of a call that its context may have ended; the
 // driver then reports the connection that it closed, at times.
 func (db *DB) failure(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
+	if err == nil || ctx.Err() == nil {
+		return db.Classify(err)
+	}
+	if !errors.Is(err, ctx.Err()) {
 		err = fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
-	return db.Classify(err)
+	// Even if the server has answered, the driver may have closed the connection.
+	return doubtful(db.Classify(err))
+}
+
+// doubtful is for what an error of the server alone would leave usable.
+func doubtful(err error) error {
+	var e *dialect.Error
+	if errors.As(err, &e) && e.Remains == dialect.RemainsUsable {
+		return remains(err, dialect.RemainsUnknown)
+	}
+	return err
 }
 
 // tableFailure is failure for statements that use the lock table: where that is
@@ -187,6 +201,12 @@ func (db *DB) whileOpening(err error) error {
 
 func isContextEnd(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// answered is true of an error by which the server ended a statement.
+func answered(err error) bool {
+	var refused *driver.MySQLError
+	return errors.As(err, &refused)
 }
 
 func isNumber(err error, number uint16) bool {

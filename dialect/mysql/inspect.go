@@ -152,7 +152,7 @@ func inspectMariaDB(ctx context.Context, conn dialect.Querier, keys []dialect.Ke
 
 // locksOf needs no privilege.
 func locksOf(ctx context.Context, conn dialect.Querier, keys []dialect.Key) ([]dialect.Holding, error) {
-	ids, err := callEach(ctx, conn, "IS_USED_LOCK(%s)", keys)
+	ids, _, err := callEach(ctx, conn, "IS_USED_LOCK(%s)", keys)
 	if err != nil {
 		return nil, err
 	}

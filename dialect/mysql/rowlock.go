@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync"
 
@@ -83,11 +84,23 @@ func (db *DB) lockRow(ctx context.Context, q dialect.Querier, table string, key 
 	if err != nil {
 		return err
 	}
+	query = unique(q, query)
 	err = db.lockFound(ctx, q, query, table, key)
-	if err != nil && ctx.Err() != nil {
-		db.kill(waiter)
+	if err != nil && ctx.Err() != nil && !answered(err) {
+		db.killIn(waiter, query)
 	}
 	return err
+}
+
+// unique marks a statement, so that it can be told from the next one of its kind
+// on the same connection. What wraps a transaction may prepare statements and keep
+// them for good, of which a server has only so many.
+func unique(q dialect.Querier, query string) string {
+	switch q.(type) {
+	case *sql.Tx, *sql.Conn, *ownedTx:
+		return fmt.Sprintf("/* dblock %016x */ %s", rand.Uint64(), query)
+	}
+	return query
 }
 
 func (db *DB) lockFound(ctx context.Context, q dialect.Querier, query, table string, key dialect.Key) error {
@@ -275,9 +288,8 @@ func (db *DB) createRow(ctx context.Context, conn *sql.Conn, table string, key d
 // stillLocked corrects an error that leaves the transaction as it was if there
 // are rows that the call has locked before.
 func stillLocked(rows int, err error) error {
-	var e *dialect.Error
-	if rows > 0 && errors.As(err, &e) && e.Remains == dialect.RemainsUsable {
-		return remains(err, dialect.RemainsUnknown)
+	if rows > 0 {
+		return doubtful(err)
 	}
 	return err
 }

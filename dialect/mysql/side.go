@@ -149,6 +149,26 @@ const moreConnections = "raise SetMaxOpenConns, or open the database by DSN"
 // connections. It is no error if that fails: nothing but time is lost.
 // https://dev.mysql.com/doc/refman/en/kill.html
 func (db *DB) kill(t thread) {
+	db.beside(t, func(ctx context.Context, side *sql.Conn) {
+		side.ExecContext(ctx, fmt.Sprintf("KILL %d", t.id))
+	})
+}
+
+// killIn is kill for a connection that is somebody else's, whose client may have
+// gone or may not even have sent the statement: only while the server runs a
+// statement that no client waits for is it certain that no other can follow on
+// that connection.
+func (db *DB) killIn(t thread, statement string) {
+	db.beside(t, func(ctx context.Context, side *sql.Conn) {
+		if running, err := processList(ctx, side); err == nil && running[t.id].text == statement {
+			side.ExecContext(ctx, fmt.Sprintf("KILL %d", t.id))
+		}
+	})
+}
+
+// beside calls with a second connection to the thread's server, if there is one to
+// be had.
+func (db *DB) beside(t thread, call func(ctx context.Context, side *sql.Conn)) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanUpWithin)
 	defer cancel()
 	conn, done, err := db.side.borrow(ctx)
@@ -157,6 +177,6 @@ func (db *DB) kill(t thread) {
 	}
 	defer done()
 	if here, err := threadOf(ctx, conn); err == nil && here.server == t.server {
-		conn.ExecContext(ctx, fmt.Sprintf("KILL %d", t.id))
+		call(ctx, conn)
 	}
 }

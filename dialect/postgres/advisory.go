@@ -3,6 +3,7 @@ package postgres
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -83,6 +84,9 @@ SELECT pg_backend_pid(), (SELECT bool_and(got) FROM taken), coalesce((SELECT boo
 
 // Acquire takes the keys in one statement. Its snapshot is held while it waits,
 // which CREATE INDEX CONCURRENTLY waits for.
+//
+// A statement that fails keeps the session locks that it was granted before, or
+// while it was being cancelled, so what it may have left is given back.
 func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, error) {
 	if len(r.Keys) == 0 {
 		return nil, errNoKeys
@@ -98,7 +102,7 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 	var got, clean bool
 	var numbers string
 	if err := s.row(ctx, query, args, &pid, &got, &clean, &numbers); err != nil {
-		return nil, err
+		return nil, s.undo(ctx, r.Keys, err)
 	}
 	switch {
 	case !clean:
@@ -110,6 +114,32 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 	}
 	return parseInts(numbers)
 }
+
+// undo gives back those keys of a failed call that the session holds, and no
+// other, if the server can still be asked: after the session's end it would free
+// them a moment later. It looks before it unlocks, since unlocking what is not
+// held puts a warning into the server's log.
+func (s *session) undo(ctx context.Context, keys []dialect.Key, err error) error {
+	if ctx.Err() != nil || dialect.ClassOf(err) == dialect.Lost {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	var pid int64
+	var released bool
+	undoErr := s.row(ctx, undoHeld, []any{intArray(keys), sharedArray(keys)}, &pid, &released)
+	if undoErr == nil && !released {
+		undoErr = &dialect.Error{Class: dialect.NotHeld, Err: errors.New("a key that the failed call was granted")}
+	}
+	return join(err, undoErr)
+}
+
+// undoHeld asks for this session only, which needs no lock on pg_database: there
+// may be no room for one left in the server's lock table.
+const undoHeld = `SELECT pg_backend_pid(), coalesce(bool_and(CASE WHEN shared THEN pg_advisory_unlock_shared(id) ELSE pg_advisory_unlock(id) END), true)
+FROM unnest($1::bigint[], $2::boolean[]) AS k (id, shared)
+JOIN (SELECT (classid::bigint << 32) | objid::bigint AS id, mode = 'ShareLock' AS shared
+	FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND pid = pg_backend_pid() AND granted) AS held USING (id, shared)`
 
 // Release gives the keys back in one statement. pg_advisory_unlock returns false
 // for what is not held in that mode.
@@ -190,7 +220,9 @@ func (d *DB) AcquireTx(ctx context.Context, tx dialect.Tx, r dialect.TxRequest) 
 	// lock_timeout would begin anew with each key.
 	err = guarded(ctx, t, limited("statement_timeout", milliseconds(r.Wait), lock))
 	if sqlState(err) == "57014" && ctx.Err() == nil && time.Since(began) >= r.Wait {
-		return asClass(err, dialect.Timeout)
+		return changed(err, func(e *dialect.Error) {
+			e.Class, e.Err = dialect.Timeout, fmt.Errorf("wait limit of %v: %w", r.Wait, e.Err)
+		})
 	}
 	return err
 }

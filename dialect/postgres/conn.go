@@ -62,29 +62,36 @@ func (d *DB) connect(ctx context.Context, o dialect.SessionOptions) (conn, int64
 	return pgxConn{c}, int64(c.PgConn().PID()), nil
 }
 
-// take takes a connection out of the pool. One that comes after ctx has ended is
-// destroyed.
+// take takes a connection out of the pool.
 func (d *DB) take(ctx context.Context) (*pinned.Conn, error) {
-	taken, failed := make(chan *pinned.Conn), make(chan error, 1)
+	return obtain(ctx, d.pinned.Take, (*pinned.Conn).Destroy)
+}
+
+// obtain is get bounded by its context also where the driver is not, as lib/pq
+// when it waits for an answer to its greeting. What comes after ctx has ended is
+// discarded.
+func obtain[T any](ctx context.Context, get func(context.Context) (T, error), discard func(T) error) (T, error) {
+	got, failed := make(chan T), make(chan error, 1)
 	go func() {
-		c, err := d.pinned.Take(ctx)
+		c, err := get(ctx)
 		if err != nil {
 			failed <- err
 			return
 		}
 		select {
-		case taken <- c:
+		case got <- c:
 		case <-ctx.Done():
-			failed <- join(ctx.Err(), c.Destroy())
+			failed <- join(ctx.Err(), discard(c))
 		}
 	}()
+	var none T
 	select {
-	case c := <-taken:
+	case c := <-got:
 		return c, nil
 	case err := <-failed:
-		return nil, err
+		return none, err
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return none, ctx.Err()
 	}
 }
 

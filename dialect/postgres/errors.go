@@ -79,6 +79,7 @@ const (
 	setupHint  = "create the lock table with `dblock setup` or migrations.Setup"
 	callerHint = "the transaction prepares every statement, which PostgreSQL allows for single ones only: pass the *sql.Tx or pgx.Tx itself; " +
 		"with gorm begin it in a session whose PrepareStmt is false"
+	brokenHint = "the server ended the session, as its log then says, or the network did"
 	poolerHint = "a pooler in transaction mode hands one server session to several clients: connect to the server directly, or to the pooler in session mode; " +
 		"with Options.AllowUnsafe row locks and transaction locks work here, session locks do not"
 )
@@ -114,7 +115,7 @@ func explain(err error) error {
 	case errors.Is(err, sql.ErrTxDone), errors.Is(err, pgx.ErrTxClosed):
 		e.Class, e.Remains = dialect.Closed, dialect.RemainsNothing
 	case connectionBroke(err):
-		e.Class = dialect.Lost
+		e.Class, e.Hint = dialect.Lost, brokenHint
 	default:
 		return err
 	}

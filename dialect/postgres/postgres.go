@@ -94,7 +94,7 @@ func NewSQL(ctx context.Context, pool *sql.DB, opts ...*Options) (*DB, error) {
 		return nil, errNilPool
 	}
 	d := &DB{sql: pool}
-	conn, err := pool.Conn(ctx)
+	conn, err := obtain(ctx, pool.Conn, (*sql.Conn).Close)
 	if err != nil {
 		return nil, connectError(ctx, err)
 	}

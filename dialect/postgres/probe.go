@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -60,7 +61,7 @@ func (d *DB) probe(ctx context.Context) (err error) {
 }
 
 func (d *DB) ping(ctx context.Context) error {
-	if err := d.sql.PingContext(ctx); err != nil {
+	if _, err := within(ctx, func() error { return d.sql.PingContext(ctx) }); err != nil {
 		return connectError(ctx, err)
 	}
 	return nil
@@ -86,7 +87,7 @@ func (d *DB) connectToProbe(ctx context.Context) (conn, int64, error) {
 		}
 		return pgxConn{c}, int64(c.PgConn().PID()), nil
 	}
-	c, err := d.sql.Conn(ctx)
+	c, err := obtain(ctx, d.sql.Conn, (*sql.Conn).Close)
 	if err != nil {
 		return nil, 0, connectError(ctx, err)
 	}

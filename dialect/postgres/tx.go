@@ -52,6 +52,19 @@ func transactionOf(ctx context.Context, tx dialect.Tx) (transaction, error) {
 		Hint: "pass postgres.Tx(tx) for a pgx.Tx, or what has ExecContext and QueryContext such as *sql.Tx"}
 }
 
+// SessionOf asks for the transaction's server process.
+func (d *DB) SessionOf(ctx context.Context, tx dialect.Tx) (int64, error) {
+	t, err := transactionOf(ctx, tx)
+	if err != nil {
+		return 0, err
+	}
+	pids, err := t.ints(ctx, pidQuery)
+	if err != nil {
+		return 0, classify(ctx, err)
+	}
+	return pids[0], nil
+}
+
 const (
 	savepoint = "SAVEPOINT dblock; "
 	release   = "RELEASE SAVEPOINT dblock; "

@@ -67,7 +67,8 @@ END;
 `
 
 // releaseBatch gives the keys back, the last one first. It goes on after a key
-// that was not held, for which the server raises error 1223.
+// that was not held, for which the server raises error 1223, unless @doubtful
+// says that this may be so.
 const releaseBatch = `
 SET NOCOUNT ON;
 DECLARE @name nvarchar(255), @result int;
@@ -75,7 +76,10 @@ SELECT @status = 0, @session = @@SPID;
 WHILE @count > 0
 BEGIN
 	SELECT @result = -999, @name = RTRIM(SUBSTRING(@names, (@count - 1) * 64 + 1, 64));
-	EXEC @result = sys.sp_releaseapplock @Resource = @name, @LockOwner = @owner, @DbPrincipal = 'public';
+	IF @doubtful = 1 AND APPLOCK_MODE('public', @name, @owner) = 'NoLock'
+		SET @result = 0;
+	ELSE
+		EXEC @result = sys.sp_releaseapplock @Resource = @name, @LockOwner = @owner, @DbPrincipal = 'public';
 	IF @result <> 0 SET @status = @result;
 	SET @count -= 1;
 END;
@@ -161,15 +165,15 @@ func (a appLocks) acquire(ctx context.Context, p packed, wait int32, rows *rowBa
 }
 
 // release gives the keys back once each and answers which session it was that
-// did so.
-func (a appLocks) release(ctx context.Context, keys []dialect.Key) (session int32, err error) {
+// did so. doubtful: not all of them need be held.
+func (a appLocks) release(ctx context.Context, keys []dialect.Key, doubtful bool) (session int32, err error) {
 	p, err := pack(keys)
 	if err != nil {
 		return 0, err
 	}
 	status := int32(statusInvalidCall)
 	_, err = a.on.ExecContext(ctx, releaseBatch, sql.Named("count", p.count), sql.Named("names", p.names),
-		sql.Named("owner", a.owner), out("status", &status), out("session", &session))
+		sql.Named("owner", a.owner), sql.Named("doubtful", doubtful), out("status", &status), out("session", &session))
 	if err != nil {
 		return 0, err
 	}
@@ -179,14 +183,15 @@ func (a appLocks) release(ctx context.Context, keys []dialect.Key) (session int3
 	return session, nil
 }
 
-// undo gives back what a failed call was granted, whatever became of ctx.
+// undo gives back what a failed call was or may have been granted, whatever
+// became of ctx.
 func (a appLocks) undo(ctx context.Context, granted []dialect.Key) error {
 	if len(granted) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	if _, err := a.release(ctx, granted); err != nil {
+	if _, err := a.release(ctx, granted, true); err != nil {
 		return fmt.Errorf("give back what was granted before: %w", err)
 	}
 	return nil

@@ -116,7 +116,7 @@ func TestAcquireErrorIsNoGrant(t *testing.T) {
 		1230: dialect.Setup,         // NULL as the principal
 		229:  dialect.Denied,
 	} {
-		_, session := openSession(t, answer{err: serverError(number)})
+		_, session := openSession(t, answer{err: serverError(number)}, released(0))
 		if _, err := session.Acquire(t.Context(), dialect.Request{Keys: keys}); dialect.ClassOf(err) != class {
 			t.Errorf("error %d gave %v, want class %q", number, err, class)
 		}
@@ -287,9 +287,31 @@ func TestFenceOfBusyRow(t *testing.T) {
 		t.Errorf("gave back %v", back)
 	}
 
-	_, session = openSession(t, answer{err: serverError(1222)})
+	stub, session = openSession(t, answer{err: serverError(1222)}, released(0))
 	_, err = session.Acquire(t.Context(), dialect.Request{Keys: keys, Fence: &dialect.Table{}})
 	wantError(t, err, dialect.Timeout, "1222")
+	if back := stub.sent("sp_releaseapplock"); len(back) != 1 || back[0].args["count"] != int32(2) {
+		t.Errorf("gave back %v", back)
+	}
+}
+
+// What the server had granted when the call failed is not known, so each key is
+// given back if it is held.
+func TestFailedCallGivesBack(t *testing.T) {
+	stub, session := openSession(t, answer{err: serverError(1205)}, released(0))
+	_, err := session.Acquire(t.Context(), dialect.Request{Keys: keys})
+	wantError(t, err, dialect.Deadlock, "1205")
+	back := stub.sent("IF @doubtful = 1 AND APPLOCK_MODE('public', @name, @owner) = 'NoLock'")
+	if len(back) != 1 || back[0].args["count"] != int32(2) || back[0].args["doubtful"] != true {
+		t.Errorf("gave back %v", back)
+	}
+
+	stub, session = openSession(t, status(-3, 1), answer{err: serverError(229)})
+	_, err = session.Acquire(t.Context(), dialect.Request{Keys: keys})
+	wantError(t, err, dialect.Deadlock, "-3")
+	if back := stub.sent("sp_releaseapplock"); len(back) != 1 || back[0].args["count"] != int32(1) || !strings.Contains(err.Error(), "give back") {
+		t.Errorf("gave back %v: %v", back, err)
+	}
 }
 
 // sp_getapplock with the owner Transaction returns -999 and only informs (15626)

@@ -127,20 +127,23 @@ func (s *session) locks() appLocks { return appLocks{on: s.conn, owner: ownedByS
 // the end of ctx by interrupting the server's wait, for which it takes 5 s at
 // most if the server does not confirm that.
 func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, error) {
-	fences, err := s.acquire(ctx, r)
+	fences, granted, err := s.acquire(ctx, r)
 	if err != nil {
-		return nil, classify(ctx, err)
+		return nil, s.undo(ctx, r.Keys[:granted], classify(ctx, err))
 	}
 	return fences, nil
 }
 
-func (s *session) acquire(ctx context.Context, r dialect.Request) ([]int64, error) {
+// acquire returns how many of the keys it was, or after an error may have been,
+// granted.
+func (s *session) acquire(ctx context.Context, r dialect.Request) (fences []int64, granted int, err error) {
+	keys := r.Keys
 	if r.Fence != nil {
-		r.Keys = dialect.FenceRows(r.Keys) // the locks go by name
+		keys = dialect.FenceRows(keys) // the locks go by name
 	}
-	p, err := pack(r.Keys)
+	p, err := pack(keys)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	var rows *rowBatch
 	if r.Fence != nil {
@@ -148,42 +151,51 @@ func (s *session) acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 	}
 	g, err := s.locks().acquire(ctx, p, waitMillis(ctx, r.Try, 0), rows)
 	if err != nil {
-		return nil, s.rowBusy(ctx, r, err)
+		return nil, len(keys), rowBusy(r, err)
 	}
 	if err := s.same(g.session); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	if failure := g.failure(r.Keys, r.Try); failure != nil {
-		if err := s.locks().undo(ctx, r.Keys[:g.granted]); err != nil {
-			return nil, err
-		}
-		return nil, failure
+	if err := g.failure(keys, r.Try); err != nil {
+		return nil, int(g.granted), err
 	}
 	if rows == nil {
-		return nil, nil
+		return nil, len(keys), nil
 	}
-	fences, err := rows.finish(ctx, s.conn, s.conn, p, r.Keys)
-	if err != nil {
-		return nil, s.rowBusy(ctx, r, err)
+	fences, err = rows.finish(ctx, s.conn, s.conn, p, keys)
+	return fences, len(keys), rowBusy(r, err)
+}
+
+// undo gives back what a failed call was granted, if the server can still be
+// asked: after the session's end it would free that a moment later. A try has
+// failed for good only if that succeeds.
+func (s *session) undo(ctx context.Context, granted []dialect.Key, err error) error {
+	class := dialect.ClassOf(err)
+	if class == dialect.Lost || class == dialect.Unsafe || (ctx.Err() != nil && class != dialect.NotAcquired) {
+		return err
 	}
-	return fences, nil
+	undoErr := s.locks().undo(ctx, granted)
+	switch {
+	case undoErr == nil:
+		return err
+	case class == dialect.NotAcquired:
+		return classify(ctx, undoErr)
+	}
+	return fmt.Errorf("%w; %w", err, undoErr)
 }
 
 // rowBusy is for a try that got all keys but found the lock table's row of one
 // locked by a transaction: that, too, is not acquired.
-func (s *session) rowBusy(ctx context.Context, r dialect.Request, cause error) error {
-	if !r.Try || !hasNumber(cause, errLockTimeout) {
-		return cause
+func rowBusy(r dialect.Request, err error) error {
+	if r.Try && hasNumber(err, errLockTimeout) {
+		return notAcquired(err)
 	}
-	if err := s.locks().undo(ctx, r.Keys); err != nil {
-		return err
-	}
-	return notAcquired(cause)
+	return err
 }
 
 // Release gives the last key back first.
 func (s *session) Release(ctx context.Context, keys []dialect.Key) error {
-	id, err := s.locks().release(ctx, keys)
+	id, err := s.locks().release(ctx, keys, false)
 	if err != nil {
 		return classify(ctx, err)
 	}

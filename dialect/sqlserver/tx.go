@@ -11,9 +11,9 @@ import (
 
 // AcquireTx takes application locks that end with the outermost commit or any
 // rollback. tx must be in a transaction, else the error is of class
-// dialect.Unsupported, and of class dialect.InvalidOption if tx is nil. It needs one round trip, and one more to give back what a
-// failed call was granted; after an error of class NotAcquired, Timeout or
-// Deadlock the transaction goes on. A key that the transaction held in shared
+// dialect.Unsupported, and of class dialect.InvalidOption if tx is nil. It needs
+// one round trip, and one more to give back what a failed call was granted; after
+// an error of class NotAcquired, Timeout or Deadlock the transaction goes on. A key that the transaction held in shared
 // mode before the failed call asked for it exclusively may stay exclusive: a
 // mode weakens only with its last release.
 func (d *DB) AcquireTx(ctx context.Context, tx dialect.Tx, r dialect.TxRequest) error {
@@ -43,6 +43,16 @@ func acquireTx(ctx context.Context, locks appLocks, r dialect.TxRequest) error {
 		return err
 	}
 	return failure
+}
+
+// SessionOf asks for the transaction's @@SPID.
+func (d *DB) SessionOf(ctx context.Context, tx dialect.Tx) (int64, error) {
+	if dialect.IsNil(tx) {
+		return 0, errNilTx
+	}
+	var id int32
+	_, err := tx.ExecContext(ctx, "SELECT @session = @@SPID", out("session", &id))
+	return int64(id), classify(ctx, err)
 }
 
 var errNilTx = &dialect.Error{Class: dialect.InvalidOption, Hint: "the transaction is nil"}

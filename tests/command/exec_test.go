@@ -3,12 +3,15 @@
 package command_test
 
 import (
+	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/dblock-go/dblock"
 )
@@ -64,6 +67,42 @@ func TestExecConflicts(t *testing.T) {
 		}
 		holder.release()
 		run(t, d.dsn, 0, "exec", "--key", "job", "--try", "--", "true")
+	})
+}
+
+func TestExecConflictNamesTheHolder(t *testing.T) {
+	onEach(t, func(t *testing.T, d *database) {
+		holder := hold(t, d.dsn, "job")
+		session := fmt.Sprintf("held by session %d", d.session(t, dblock.NewKey("job")))
+		for _, wait := range [][]string{{"--try"}, {"--wait", "100ms"}} {
+			args := append(append([]string{"exec", "--key", "job"}, wait...), "--", "echo", "ran")
+			if _, stderr := run(t, d.dsn, 75, args...); !strings.Contains(stderr, session) {
+				t.Errorf("%v: %q does not say %q", wait, stderr, session)
+			}
+		}
+		holder.release()
+	})
+}
+
+func TestExecWaitIsNeitherRoundedToForEverNorToATry(t *testing.T) {
+	onEach(t, func(t *testing.T, d *database) {
+		holder := hold(t, d.dsn, "job")
+		exec := func(wait string) []string {
+			return []string{"exec", "--key", "job", "--wait", wait, "--", "echo", "ran"}
+		}
+		for _, wait := range []time.Duration{1, 400 * time.Microsecond, 200 * time.Millisecond, 500 * time.Millisecond, 1500 * time.Millisecond} {
+			began := time.Now()
+			run(t, d.dsn, 75, exec(wait.String())...)
+			if waited := time.Since(began); waited < wait {
+				t.Errorf("--wait %v: waited for %v", wait, waited)
+			}
+		}
+		run(t, d.dsn, 2, exec("-1ns")...)
+		waiter := start(t, d.dsn, exec(time.Duration(math.MaxInt64).String())...)
+		waiter.stderr.expect(t, "waiting for job")
+		holder.release()
+		waiter.stdout.expect(t, "ran")
+		waiter.exit(0)
 	})
 }
 

@@ -80,3 +80,79 @@ func advisoryStarvation(t *testing.T, h *Harness) {
 		t.Error("the call hung until its context ended")
 	}
 }
+
+// N keys are held, and each callback wants a connection of a pool of N.
+func advisoryStarvationSeveral(t *testing.T, h *Harness) {
+	const n = 3
+	d := h.Database(t)
+	db := d.OpenMax(t, n)
+	l := newLocker(t, db)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var came, all sync.WaitGroup
+	came.Add(n)
+	for _, key := range accounts(n) {
+		all.Go(func() {
+			arrived := sync.OnceFunc(came.Done)
+			err := l.Do(ctx, func(ctx context.Context) error {
+				arrived()
+				came.Wait() // until every key is held, or was refused
+				tx, err := db.Begin(ctx, nil)
+				if err != nil {
+					return err
+				}
+				return tx.Commit(ctx)
+			}, key)
+			arrived()
+			switch {
+			case err == nil:
+			case errors.Is(err, dblock.ErrCapacity) && strings.Contains(err.Error(), "SetMaxOpenConns"):
+				t.Logf("refused: %v", err)
+			default:
+				t.Errorf("%v", err)
+			}
+		})
+	}
+	all.Wait()
+	if ctx.Err() != nil {
+		t.Error("a call hung until its context ended")
+	}
+	d.free(t, accounts(n)...)
+}
+
+// The pool gives each query a connection of its own, new or another's; a hold
+// stays on the session that took it.
+func advisoryBusyPool(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	db := d.OpenMax(t, 5)
+	db.SQL().SetMaxIdleConns(0)
+	key := dblock.NewKey("job")
+	l := newLocker(t, db)
+	ctx, cancel := context.WithCancel(testContext(t))
+	var load sync.WaitGroup
+	for range 3 {
+		load.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := db.SQL().ExecContext(ctx, "SELECT 1"); err != nil && ctx.Err() == nil {
+					t.Errorf("the load: %v", err)
+				}
+			}
+		})
+	}
+	for range 100 {
+		lock := mustLock(t, l, key)
+		session := d.holder(t, key)
+		if err := lock.Check(testContext(t)); err != nil {
+			t.Errorf("check: %v", err)
+		}
+		if now := d.holder(t, key); now != session {
+			t.Errorf("held by session %d, then by %d", session, now)
+		}
+		mustRelease(t, lock)
+		if left, err := d.holdings(key); err != nil || len(left) > 0 {
+			t.Fatalf("after the release: %+v, %v", left, err)
+		}
+	}
+	cancel()
+	load.Wait()
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -51,14 +50,19 @@ func advisoryContext(t *testing.T, h *Harness) {
 	mustBeFree(t, waiter, key, dblock.NewKey("another"))
 }
 
+var (
+	// limits are shorter than a unit of some server, and no multiple of one.
+	limits = []time.Duration{1, 400 * time.Microsecond, 200 * time.Millisecond, 500 * time.Millisecond, 1500 * time.Millisecond}
+	// longLimits wait, and do not fail as numbers that are too large; 0 is no limit.
+	longLimits = []time.Duration{0, 24 * 365 * 100 * time.Hour, math.MaxInt64}
+)
+
 func advisoryLimits(t *testing.T, h *Harness) {
 	d := h.Database(t)
 	key := dblock.NewKey("job")
 	lock := mustLock(t, newLocker(t, d.DB), key)
 	db := d.Open(t)
-	for _, limit := range []time.Duration{
-		1, 400 * time.Microsecond, 200 * time.Millisecond, 500 * time.Millisecond, 1500 * time.Millisecond,
-	} {
+	for _, limit := range limits {
 		began := time.Now()
 		_, err := newLocker(t, db, &advisory.Options{WaitLimit: limit}).Lock(testContext(t), key)
 		if waited := time.Since(began); !errors.Is(err, dblock.ErrTimeout) || waited < limit {
@@ -66,8 +70,10 @@ func advisoryLimits(t *testing.T, h *Harness) {
 		}
 	}
 
-	// The longest limits wait, and do not fail as numbers that are too large.
-	for _, limit := range []time.Duration{0, 24 * 365 * 100 * time.Hour, math.MaxInt64} {
+	if _, err := advisory.New(db, &advisory.Options{WaitLimit: -1}); !errors.Is(err, dblock.ErrInvalidOption) {
+		t.Errorf("a negative limit: %v", err)
+	}
+	for _, limit := range longLimits {
 		l := newLocker(t, db, &advisory.Options{WaitLimit: limit})
 		granted := passes(testContext(t), l, key)
 		d.waiting(t, key, 1)
@@ -78,38 +84,6 @@ func advisoryLimits(t *testing.T, h *Harness) {
 		lock = mustLock(t, newLocker(t, d.DB), key)
 	}
 	mustRelease(t, lock)
-	d.nothingLeft(t)
-}
-
-// The holder gives the key back while the waiter's context ends: whatever the
-// waiter is told, what it does not hold must be free.
-func advisoryCrossing(t *testing.T, h *Harness) {
-	d := h.Database(t)
-	holders, waiters := newLocker(t, d.DB), newLocker(t, d.Open(t))
-	key := dblock.NewKey("job")
-	random := rand.New(rand.NewPCG(3, 4))
-	granted, refused := 0, 0
-	for range 100 {
-		lock := mustLock(t, holders, key)
-		ctx, cancel := context.WithCancel(t.Context())
-		result := passes(ctx, waiters, key)
-		d.waiting(t, key, 1)
-		// Who is first differs from round to round.
-		crossing := time.AfterFunc(time.Duration(random.IntN(1000))*time.Microsecond, cancel)
-		<-time.After(time.Duration(random.IntN(1000)) * time.Microsecond)
-		mustRelease(t, lock)
-		switch err := <-result; {
-		case err == nil:
-			granted++
-		case errors.Is(err, dblock.ErrCanceled):
-			refused++
-		default:
-			t.Errorf("%v", err)
-		}
-		crossing.Stop()
-		cancel()
-	}
-	t.Logf("%d granted, %d cancelled", granted, refused)
 	d.nothingLeft(t)
 }
 

@@ -25,6 +25,11 @@ type Harness struct {
 	Open func(t testing.TB, dsn string, maxConns int) (dblock.DB, error)
 	// Kill is the statement, with one %d, by which an administrator ends a session.
 	Kill string
+	// Interrupt is the statement, with one %d, by which an administrator ends what
+	// a session is doing, and not the session.
+	Interrupt string
+	// OfDriver reports whether errors.As finds the driver's own type of error.
+	OfDriver func(err error) bool
 	// SessionOf is the id of the session that a transaction of the driver's runs on.
 	SessionOf func(ctx context.Context, native any) (int64, error)
 }

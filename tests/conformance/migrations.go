@@ -28,6 +28,7 @@ var migrationsClauses = []clause{
 	{"migrations/databases on one server do not wait for each other", migrationsScope},
 	{"migrations/a pool of one connection is enough", migrationsSmallPool},
 	{"migrations/a wait ends with its limit and names the holder", migrationsWaitLimit},
+	{"migrations/a wait limit is neither rounded to for ever nor to a try", migrationsLimits},
 	{"migrations/a failed migration is named and frees the guard", migrationsFailure},
 	{"migrations/a cancelled migration frees the guard", migrationsCancel},
 	{"migrations/a killed session is an error and confuses nobody", migrationsKilledSession},

@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -252,4 +253,40 @@ func migrationsWaitLimit(t *testing.T, h *Harness) {
 	close(slow.open)
 	first.finish(t)
 	d.nothingLeft(t)
+}
+
+func migrationsLimits(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	db := d.Open(t)
+	holder := newLocker(t, d.DB)
+	lock := mustLock(t, holder, guardKey)
+	apply := func(limit time.Duration, o *migrations.Options) error {
+		o.WaitLimit = limit
+		_, err := migrations.Up(testContext(t), db, files(createEntries), o)
+		return err
+	}
+	for _, limit := range limits {
+		began := time.Now()
+		err := apply(limit, &migrations.Options{})
+		if waited := time.Since(began); !errors.Is(err, dblock.ErrTimeout) || waited < limit {
+			t.Errorf("limit %v: after %v: %v", limit, waited, err)
+		}
+	}
+	if err := apply(-1, &migrations.Options{}); !errors.Is(err, dblock.ErrInvalidOption) {
+		t.Errorf("a negative limit: %v", err)
+	}
+	for i, limit := range longLimits {
+		waiter := deploy(t, func(ctx context.Context, o *migrations.Options) ([]*goose.MigrationResult, error) {
+			o.VersionTable, o.Key = fmt.Sprintf("versions_%d", i), guardKey
+			return nil, apply(limit, o)
+		})
+		waiter.hears(t, dblock.EventWaiting)
+		mustRelease(t, lock)
+		if waiter.finish(t); waiter.err != nil {
+			t.Errorf("limit %v: %v", limit, waiter.err)
+		}
+		d.exec(t, "DROP TABLE entries")
+		lock = mustLock(t, holder, guardKey)
+	}
+	mustRelease(t, lock)
 }

@@ -94,7 +94,7 @@ func TestReadAfterTheLockIsFresh(t *testing.T) {
 			}
 			result := make(chan error, 1)
 			go func() { result <- lock(e.ctx, db, waiter, 1) }()
-			e.awaitStatement(t, id, "SELECT id FROM %", 0)
+			e.awaitStatement(t, id, "%SELECT id FROM %", 0)
 			e.exec(t, holder, "UPDATE account SET balance = balance - 1")
 			if err := holder.Commit(e.ctx); err != nil {
 				t.Fatal(err)
@@ -126,7 +126,7 @@ func TestCancelledRowLockLeavesTheServersQueue(t *testing.T) {
 			defer cancel()
 			result := make(chan error, 1)
 			go func() { result <- lock(ctx, db, waiter, 1) }()
-			e.awaitStatement(t, id, "SELECT id FROM % FOR UPDATE", 0)
+			e.awaitStatement(t, id, "%SELECT id FROM % FOR UPDATE", 0)
 			cancel()
 			wantClass(t, <-result, dialect.Canceled)
 			e.awaitGone(t, id)
@@ -275,7 +275,7 @@ func TestWaitUnderRollbackOnTimeoutKeepsTheTransaction(t *testing.T) {
 		e.exec(t, waiter, "INSERT INTO written VALUES (1)")
 		result := make(chan error, 1)
 		go func() { result <- lock(e.ctx, db, waiter, 1) }()
-		e.awaitStatement(t, id, "SELECT id FROM % FOR UPDATE", 0)
+		e.awaitStatement(t, id, "%SELECT id FROM % FOR UPDATE", 0)
 		if err := holder.Commit(e.ctx); err != nil {
 			t.Fatal(err)
 		}

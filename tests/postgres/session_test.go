@@ -440,6 +440,10 @@ func TestLocksBeyondTheServersTableAreACapacityError(t *testing.T) {
 		if _, err := s.Acquire(t.Context(), dialect.Request{Keys: keys(ids...)}); err != nil {
 			wantClass(t, err, dialect.Capacity)
 			wantText(t, err, "max_locks_per_transaction")
+			// The failed call keeps nothing, and so there is room to ask who does.
+			if kept := held(t, db, s.ID(), false); int64(len(kept)) != next {
+				t.Errorf("%d keys are held instead of %d", len(kept), next)
+			}
 			break
 		}
 	}

@@ -2,6 +2,9 @@ package postgres_test
 
 import (
 	"context"
+	"database/sql"
+	"database/sql/driver"
+	"fmt"
 	"io"
 	"net"
 	"net/url"
@@ -9,7 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/lib/pq"
+
 	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/dialect/postgres"
 	"github.com/dblock-go/dblock/tests/servers"
 )
 
@@ -137,5 +145,35 @@ func TestCallsEndWithTheirContextOnADeadNetwork(t *testing.T) {
 			})
 			ended.Wait()
 		})
+	}
+}
+
+// So do constructors, of a pool that has a connection already and of one that has
+// none.
+func TestConstructorsEndWithTheirContextOnADeadNetwork(t *testing.T) {
+	for name, connect := range map[string]func(dsn string) (driver.Connector, error){
+		"stdlib": func(dsn string) (driver.Connector, error) {
+			config, err := pgx.ParseConfig(dsn)
+			return stdlib.GetConnector(*config), err
+		},
+		"pq": func(dsn string) (driver.Connector, error) { return pq.NewConnector(dsn) },
+	} {
+		for _, connected := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, connected %t", name, connected), func(t *testing.T) {
+				dsn, silence := silentProxy(t, servers.Postgres(t).Database(t))
+				connector, err := connect(dsn)
+				must(t, err)
+				pool := sql.OpenDB(connector)
+				t.Cleanup(func() { pool.Close() })
+				if connected {
+					must(t, pool.PingContext(t.Context()))
+				}
+				silence()
+				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+				defer cancel()
+				_, err = postgres.NewSQL(ctx, pool)
+				wantClass(t, err, dialect.Timeout)
+			})
+		}
 	}
 }
