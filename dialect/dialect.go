@@ -98,6 +98,11 @@ type DB interface {
 	// only those for the given keys if there are any. It uses a connection of
 	// the pool.
 	Inspect(ctx context.Context, keys ...Key) ([]Holding, error)
+	// Diagnose looks at what the constructors look at, going on where they refuse,
+	// and at the server's settings and the user's privileges. It changes nothing.
+	// The levels of its findings are Danger exactly where a constructor without
+	// AllowUnsafe would refuse. An error says that the server could not be asked.
+	Diagnose(ctx context.Context) ([]Finding, error)
 
 	// Begin starts a transaction on a connection of the pool.
 	Begin(ctx context.Context, o *sql.TxOptions) (OwnedTx, error)

@@ -30,15 +30,24 @@ const (
 
 // database opens what --dsn or the environment names. A wait is that of --wait.
 func (a *app) database(ctx context.Context, wait time.Duration) (dblock.DB, error) {
-	dsn := a.databaseURL()
-	if dsn == "" {
-		return nil, &exitError{exitUsage, errors.New("no database: give --dsn URL or set " + dsnVariable + ", for instance to postgres://user:password@host:5432/name")}
-	}
 	limit := longestConnect
 	if wait > 0 {
 		limit = min(max(wait, shortestConnect), longestConnect)
 	}
-	return a.connect(ctx, dsn, limit)
+	return a.named(ctx, limit, false)
+}
+
+// unsafeDatabase opens one on which locks may not be safe, to look at it.
+func (a *app) unsafeDatabase(ctx context.Context) (dblock.DB, error) {
+	return a.named(ctx, longestConnect, true)
+}
+
+func (a *app) named(ctx context.Context, limit time.Duration, allowUnsafe bool) (dblock.DB, error) {
+	dsn := a.databaseURL()
+	if dsn == "" {
+		return nil, &exitError{exitUsage, errors.New("no database: give --dsn URL or set " + dsnVariable + ", for instance to postgres://user:password@host:5432/name")}
+	}
+	return a.connect(ctx, dsn, limit, allowUnsafe)
 }
 
 func (a *app) databaseURL() string {
@@ -51,7 +60,7 @@ func (a *app) databaseURL() string {
 // connect opens a database and stops waiting for it after a limit, or when ctx
 // ends. Not every driver stops too, go-mssqldb does not where a server accepts
 // the connection and stays silent: its attempt then ends with the process.
-func (a *app) connect(ctx context.Context, dsn string, limit time.Duration) (dblock.DB, error) {
+func (a *app) connect(ctx context.Context, dsn string, limit time.Duration, allowUnsafe bool) (dblock.DB, error) {
 	bounded, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	type opening struct {
@@ -60,7 +69,7 @@ func (a *app) connect(ctx context.Context, dsn string, limit time.Duration) (dbl
 	}
 	done := make(chan opening, 1)
 	go func() {
-		db, err := a.open(bounded, dsn)
+		db, err := a.open(bounded, dsn, allowUnsafe)
 		done <- opening{db, err}
 	}()
 	select {
@@ -99,18 +108,18 @@ var defaultPorts = map[string]string{"postgres": "5432", "postgresql": "5432", "
 
 // openDatabase picks the database by the scheme of the DSN, which it never
 // prints: there is a password in it.
-func openDatabase(ctx context.Context, dsn string) (dblock.DB, error) {
+func openDatabase(ctx context.Context, dsn string, allowUnsafe bool) (dblock.DB, error) {
 	scheme, _, ok := strings.Cut(dsn, "://")
 	if !ok || !isScheme.MatchString(scheme) {
 		return nil, &exitError{exitUsage, errors.New("the DSN is not a URL: write it as postgres://, mysql://, mariadb:// or sqlserver://, then user:password@host:port/name")}
 	}
 	switch strings.ToLower(scheme) {
 	case "postgres", "postgresql":
-		return opened(postgres.Open(ctx, dsn))
+		return opened(postgres.Open(ctx, dsn, &postgres.Options{AllowUnsafe: allowUnsafe}))
 	case "mysql", "mariadb":
-		return opened(mysql.Open(ctx, dsn))
+		return opened(mysql.Open(ctx, dsn, &mysql.Options{AllowUnsafe: allowUnsafe}))
 	case "sqlserver":
-		return opened(sqlserver.Open(ctx, dsn))
+		return opened(sqlserver.Open(ctx, dsn, &sqlserver.Options{AllowUnsafe: allowUnsafe}))
 	}
 	return nil, &exitError{exitUsage, fmt.Errorf("no database has the scheme %s://: use postgres://, mysql://, mariadb:// or sqlserver://", scheme)}
 }

@@ -18,7 +18,7 @@ func deaf(t *testing.T) *terminal {
 	term := newTerminal(nil, "DBLOCK_DSN="+silentDSN)
 	ended := make(chan struct{})
 	t.Cleanup(func() { close(ended) })
-	term.open = func(context.Context, string) (dblock.DB, error) {
+	term.open = func(context.Context, string, bool) (dblock.DB, error) {
 		<-ended
 		return nil, errors.New("the test has ended")
 	}
@@ -26,7 +26,7 @@ func deaf(t *testing.T) *terminal {
 }
 
 func TestConnectingIsBounded(t *testing.T) {
-	_, err := deaf(t).connect(t.Context(), silentDSN, time.Millisecond)
+	_, err := deaf(t).connect(t.Context(), silentDSN, time.Millisecond, false)
 	if !errors.Is(err, dblock.ErrUnavailable) || exitCode(t.Context(), err) != exitFailed {
 		t.Fatalf("%v, exit code %d", err, exitCode(t.Context(), err))
 	}
@@ -59,7 +59,7 @@ func TestHowLongConnectingMayTake(t *testing.T) {
 		term := newTerminal(nil, "DBLOCK_DSN="+silentDSN)
 		begin := time.Now()
 		asked := false
-		term.open = func(ctx context.Context, _ string) (dblock.DB, error) {
+		term.open = func(ctx context.Context, _ string, _ bool) (dblock.DB, error) {
 			asked = true
 			deadline, ok := ctx.Deadline()
 			if !ok || deadline.Sub(begin) < want || time.Until(deadline) > want {
@@ -76,7 +76,7 @@ func TestHowLongConnectingMayTake(t *testing.T) {
 func TestSignalWhileConnecting(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(signalError{syscall.SIGTERM})
-	_, err := deaf(t).connect(ctx, silentDSN, time.Hour)
+	_, err := deaf(t).connect(ctx, silentDSN, time.Hour, false)
 	if code := exitCode(ctx, err); code != 128+15 {
 		t.Errorf("exit code %d", code)
 	}

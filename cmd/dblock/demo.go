@@ -23,7 +23,9 @@ func (c *demoCmd) Run(ctx context.Context, a *app) error {
 }
 
 func (c *demoCmd) config(a *app) demo.Config {
-	open := func(ctx context.Context, dsn string) (dblock.DB, error) { return a.connect(ctx, dsn, longestConnect) }
+	open := func(ctx context.Context, dsn string) (dblock.DB, error) {
+		return a.connect(ctx, dsn, longestConnect, false)
+	}
 	return demo.Config{DSN: a.dsn, Open: open, JSON: c.JSON, Stdin: a.stdin, Stdout: a.stdout, Env: a.env}
 }
 

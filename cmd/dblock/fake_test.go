@@ -20,6 +20,7 @@ type fakeDB struct {
 	mu      sync.Mutex
 	holders map[int64]*fakeSession
 	found   []dblock.Blocker
+	health  []dialect.Finding
 	opened  dialect.SessionOptions
 	lost    chan error // ends every idle session
 }
@@ -46,6 +47,8 @@ func (d *fakeDB) hold(key dblock.Key) {
 func (d *fakeDB) Inspect(context.Context, ...dialect.Key) ([]dialect.Holding, error) {
 	return d.found, nil
 }
+
+func (d *fakeDB) Diagnose(context.Context) ([]dialect.Finding, error) { return d.health, nil }
 
 func (d *fakeDB) OpenSession(_ context.Context, o dialect.SessionOptions) (dialect.Session, error) {
 	d.mu.Lock()
@@ -137,7 +140,7 @@ func newTerminal(db dblock.DB, env ...string) *terminal {
 		env = append(env, "PATH="+os.Getenv("PATH"), "DBLOCK_DSN=fake://")
 	}
 	t.app = app{stdin: strings.NewReader(""), stdout: &t.out, stderr: &t.err, env: env}
-	t.open = func(ctx context.Context, dsn string) (dblock.DB, error) {
+	t.open = func(ctx context.Context, dsn string, _ bool) (dblock.DB, error) {
 		if db == nil {
 			return nil, errors.New("no database may be opened")
 		}

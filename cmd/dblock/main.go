@@ -30,6 +30,7 @@ type commandLine struct {
 	Migrate migrateCmd `cmd:"" help:"Run goose migrations, one process at a time."`
 	Setup   setupCmd   `cmd:"" help:"Create the lock table that fencing and row locks use."`
 	Ls      lsCmd      `cmd:"" help:"List who holds and who waits for advisory locks."`
+	Doctor  doctorCmd  `cmd:"" help:"Look at what is behind the DSN, whether locks are safe there, and what to change."`
 	Hash    hashCmd    `cmd:"" help:"Show what each database locks for a key. Needs no database."`
 	Demo    demoCmd    `cmd:"" help:"Show the three uses at work, on a throwaway PostgreSQL or on --dsn."`
 
@@ -42,7 +43,7 @@ Results go to stdout, as JSON with --json (all but exec); errors go to stderr.
 
 Exit codes:
   0        done
-  1        failed, also to connect
+  1        failed, also to connect; locks would not be safe here (doctor)
   2        wrong usage
   75       not acquired: held by another session (exec, migrate)
   76       lost: the database ended the session that held the lock (exec)
@@ -71,7 +72,7 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	env            []string
-	open           func(ctx context.Context, dsn string) (dblock.DB, error)
+	open           func(ctx context.Context, dsn string, allowUnsafe bool) (dblock.DB, error)
 
 	dsn      string
 	signals  *signals
@@ -186,8 +187,10 @@ func errorText(err error) string {
 	if err == nil {
 		return ""
 	}
-	return strings.ReplaceAll(strings.Join(strings.Fields(err.Error()), " "), "dblock: ", "")
+	return strings.ReplaceAll(oneLine(err.Error()), "dblock: ", "")
 }
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 func version() string {
 	module := "(unknown)"

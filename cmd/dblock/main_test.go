@@ -87,7 +87,7 @@ func TestDSN(t *testing.T) {
 	} {
 		term := newTerminal(nil, "DBLOCK_DSN="+fromEnv)
 		var got string
-		term.open = func(_ context.Context, dsn string) (dblock.DB, error) {
+		term.open = func(_ context.Context, dsn string, _ bool) (dblock.DB, error) {
 			got = dsn
 			return newFakeDB(), nil
 		}
@@ -107,7 +107,7 @@ func TestBadDSN(t *testing.T) {
 		"postgres:secret":                "not a URL",
 		"postgres+secret x://me@host/db": "not a URL",
 	} {
-		_, err := openDatabase(t.Context(), dsn)
+		_, err := openDatabase(t.Context(), dsn, false)
 		var exit *exitError
 		if !errors.As(err, &exit) || exit.code != exitUsage {
 			t.Errorf("%s: %v is no usage error", dsn, err)

@@ -24,6 +24,7 @@ type meaning struct {
 
 const (
 	errUnknownDatabase      = 1049
+	errUnknownColumn        = 1054
 	errUnknownTable         = 1109
 	errTableAccessDenied    = 1142
 	errNoSuchTable          = 1146
@@ -48,9 +49,9 @@ var commonErrors = map[uint16]meaning{
 	3024:               {dialect.Timeout, dialect.RemainsUsable, "max_execution_time ended the statement"}, // ER_QUERY_TIMEOUT
 	1969:               {dialect.Timeout, dialect.RemainsUsable, "max_statement_time ended the statement"}, // ER_STATEMENT_TIMEOUT
 
-	errNoSuchTable:  {dialect.Setup, dialect.RemainsUsable, "if it is dblock's, run `dblock setup` or migrations.Setup"},                              // ER_NO_SUCH_TABLE
-	1054:            {dialect.Setup, dialect.RemainsUsable, "if the table is dblock's, it has another shape: run `dblock setup` or migrations.Setup"}, // ER_BAD_FIELD_ERROR
-	errUnknownTable: {dialect.Setup, dialect.RemainsUsable, ""},                                                                                       // ER_UNKNOWN_TABLE: of information_schema
+	errNoSuchTable:   {dialect.Setup, dialect.RemainsUsable, "if it is dblock's, run `dblock setup` or migrations.Setup"},                              // ER_NO_SUCH_TABLE
+	errUnknownColumn: {dialect.Setup, dialect.RemainsUsable, "if the table is dblock's, it has another shape: run `dblock setup` or migrations.Setup"}, // ER_BAD_FIELD_ERROR
+	errUnknownTable:  {dialect.Setup, dialect.RemainsUsable, ""},                                                                                       // ER_UNKNOWN_TABLE: of information_schema
 
 	1044:                    {dialect.Denied, dialect.RemainsUsable, "GRANT privileges on the database to this user"},  // ER_DBACCESS_DENIED_ERROR
 	errTableAccessDenied:    {dialect.Denied, dialect.RemainsUsable, "GRANT the privilege on the table to this user"},  // ER_TABLEACCESS_DENIED_ERROR

@@ -54,27 +54,27 @@ func flavorOf(version, comment string) *flavor {
 	return &mysqlFlavor
 }
 
-// lookAlike names a server that speaks MySQL's protocol but is another one, and
-// what its locks lack; it is empty for MySQL and MariaDB themselves.
-func lookAlike(version string) string {
-	switch v := strings.ToLower(version); {
+// refuseLookAlike knows servers that speak MySQL's protocol but are others. Either
+// text may have been changed by who runs the server.
+func refuseLookAlike(version, comment string) error {
+	switch v := strings.ToLower(version + " " + comment); {
 	case strings.Contains(v, "tidb"):
 		// https://docs.pingcap.com/tidb/stable/locking-functions
-		return "TiDB does not detect deadlocks of GET_LOCK and ends its waits after an hour"
+		return unsafe("the server is TiDB, which does not detect deadlocks of GET_LOCK and ends its waits after an hour", "use row locks only")
 	case strings.Contains(v, "vitess"), strings.Contains(v, "planetscale"):
 		// https://vitess.io/docs/reference/compatibility/mysql-compatibility/
-		return "Vitess keeps GET_LOCK on one shard, on a reserved connection that it may end"
+		return unsafe("the server is Vitess, which keeps GET_LOCK on one shard, on a reserved connection that it may end", "use row locks only")
 	}
-	return ""
+	return nil
 }
 
-// tooOld is empty if the version is recent enough.
-func (f *flavor) tooOld(version string) string {
+// refuseOld is nil if the version is recent enough.
+func (f *flavor) refuseOld(version string) error {
 	if slices.Compare(numbers(version), f.oldest) >= 0 {
-		return ""
+		return nil
 	}
 	oldest := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(f.oldest)), "."), "[]")
-	return fmt.Sprintf("version %s does not hold several locks in one session: upgrade to %s or newer", version, oldest)
+	return unsafe(fmt.Sprintf("the server's version %s does not hold several locks in one session", version), "upgrade to "+oldest+" or newer")
 }
 
 // numbers are the first three of a version such as 10.11.19-MariaDB-0+deb12u1.

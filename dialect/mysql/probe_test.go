@@ -1,6 +1,7 @@
 package mysql
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	sqldriver "database/sql/driver"
@@ -22,8 +23,8 @@ func TestServersAreToldApart(t *testing.T) {
 		"10.11.19-MariaDB-0+deb12u1": &mariadbFlavor,
 		"11.8.2-MariaDB-log":         &mariadbFlavor,
 	} {
-		if got := flavorOf(version, "Source distribution"); got != want || got.unsafe(version, nil) != "" {
-			t.Errorf("%s is %s: %s", version, got.name, got.unsafe(version, nil))
+		if got := flavorOf(version, "Source distribution"); got != want || refusal(version, "", nil) != nil {
+			t.Errorf("%s is %s: %v", version, got.name, refusal(version, "", nil))
 		}
 	}
 	if got := flavorOf("11.4.2-custom", "mariadb.org binary distribution"); got != &mariadbFlavor {
@@ -31,9 +32,19 @@ func TestServersAreToldApart(t *testing.T) {
 	}
 }
 
+// refusal is why the probe refuses a server that answers so.
+func refusal(version, comment string, variables map[string]string) error {
+	return cmp.Or(
+		refuseLookAlike(version, comment),
+		flavorOf(version, comment).refuseOld(version),
+		refuseGalera(variables),
+		refuseReadOnly(variables),
+	)
+}
+
 func TestUnsafeServersAreNamed(t *testing.T) {
 	for _, c := range []struct {
-		version, variable, value, names string
+		version, comment, variable, value, names string
 	}{
 		{version: "5.7.4", names: "upgrade to 5.7.8"},
 		{version: "5.5.62-log", names: "upgrade"},
@@ -43,20 +54,20 @@ func TestUnsafeServersAreNamed(t *testing.T) {
 		{version: "8.0.40-Vitess", names: "Vitess"},
 		{version: "10.11.6-MariaDB", variable: "wsrep_on", value: "ON", names: "Galera"},
 		{version: "8.0.35-27", variable: "pxc_strict_mode", value: "ENFORCING", names: "Galera"},
-		{version: "9.0.0", variable: "group_replication_single_primary_mode", value: "OFF", names: "single-primary"},
+		{version: "8.0.11", comment: "TiDB Server (Apache License 2.0) Community Edition", names: "TiDB"},
 		{version: "9.0.0", variable: "read_only", value: "ON", names: "read_only"},
 		{version: "9.0.0", variable: "super_read_only", value: "ON", names: "super_read_only"},
 		{version: "8.0.28", variable: "innodb_read_only", value: "ON", names: "primary"},
 		{version: "12.1.0-MariaDB", variable: "read_only", value: "NO_LOCK_NO_ADMIN", names: "NO_LOCK_NO_ADMIN"},
 	} {
-		f := flavorOf(c.version, "")
-		if reason := f.unsafe(c.version, map[string]string{c.variable: c.value}); !strings.Contains(reason, c.names) {
-			t.Errorf("%+v: %q", c, reason)
+		err := refusal(c.version, c.comment, map[string]string{c.variable: c.value})
+		if dialect.ClassOf(err) != dialect.Unsafe || !strings.Contains(err.Error(), c.names) {
+			t.Errorf("%+v: %v", c, err)
 		}
 	}
 	calm := map[string]string{"wsrep_on": "OFF", "read_only": "OFF", "super_read_only": "0", "innodb_read_only": "OFF", "group_replication_single_primary_mode": "ON"}
-	if reason := mysqlFlavor.unsafe("8.4.0", calm); reason != "" {
-		t.Errorf("an ordinary server: %s", reason)
+	if err := refusal("8.4.0", "", calm); err != nil {
+		t.Errorf("an ordinary server: %v", err)
 	}
 }
 
@@ -97,16 +108,32 @@ func (c *fakeConn) QueryContext(_ context.Context, query string, _ []sqldriver.N
 		return &fakeRows{}, nil
 	case strings.HasPrefix(query, "SELECT CONNECTION_ID()"):
 		return &fakeRows{int64(c.id), "server"}, nil
+	case strings.HasSuffix(query, ", @@GLOBAL.read_only"):
+		answer, err := c.call(query)
+		return &fakeRows{answer, int64(c.id), "server", "0"}, err
 	}
+	answer, err := c.call(query)
+	switch {
+	case err != nil:
+		return nil, err
+	case !strings.HasSuffix(query, ", CONNECTION_ID()"):
+		return &fakeRows{answer}, nil
+	case c.server.moves.Load():
+		return &fakeRows{answer, int64(c.id + 1)}, nil
+	}
+	return &fakeRows{answer, int64(c.id)}, nil
+}
+
+// call runs a lock function.
+func (c *fakeConn) call(query string) (answer int64, err error) {
 	match := call.FindStringSubmatch(query)
 	if match == nil {
-		return nil, errors.New("unexpected: " + query)
+		return 0, errors.New("unexpected: " + query)
 	}
 	s, name := c.server, match[2]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	holder, held := s.held[name]
-	answer := int64(0)
 	switch match[1] {
 	case "GET_LOCK":
 		if answer = s.grant(held); answer == 1 && !held {
@@ -122,13 +149,7 @@ func (c *fakeConn) QueryContext(_ context.Context, query string, _ []sqldriver.N
 			answer = 1
 		}
 	}
-	if !strings.HasSuffix(query, ", CONNECTION_ID()") {
-		return &fakeRows{answer}, nil
-	}
-	if s.moves.Load() {
-		return &fakeRows{answer, int64(c.id + 1)}, nil
-	}
-	return &fakeRows{answer, int64(c.id)}, nil
+	return answer, nil
 }
 
 type fakeRows []any

@@ -142,11 +142,14 @@ type thread struct {
 	server string // ids are the server's own, and a pool may reach several servers
 }
 
+// serverIdentity is SQL that tells the servers behind one pool apart.
+const serverIdentity = "CONCAT_WS(':', @@hostname, @@port, @@server_id)"
+
 // threadOf asks for the connection behind q. The query opens no read view in a
 // transaction of q, since it reads no table.
 func threadOf(ctx context.Context, q dialect.Querier) (thread, error) {
 	var t thread
-	_, err := queryRow(ctx, q, "SELECT CONNECTION_ID(), CONCAT_WS(':', @@hostname, @@port, @@server_id)", &t.id, &t.server)
+	_, err := queryRow(ctx, q, "SELECT CONNECTION_ID(), "+serverIdentity, &t.id, &t.server)
 	return t, err
 }
 

@@ -89,6 +89,7 @@ var (
 	errStandby = &dialect.Error{Class: dialect.Unsafe, Err: errors.New("the server is a standby"),
 		Hint: "its locks are not the primary's: connect to the primary, for instance with target_session_attrs=read-write"}
 	errPooler = &dialect.Error{Class: dialect.Unsafe, Err: errors.New("a connection pooler is in between"), Hint: poolerHint}
+	errTooOld = &dialect.Error{Class: dialect.Unsupported, Hint: "dblock needs PostgreSQL 12 or newer"}
 )
 
 // Classify says what an error of pgx, lib/pq or the network means. An error of
@@ -110,6 +111,10 @@ func explain(err error) error {
 		return unavailable(err)
 	case errors.Is(err, context.DeadlineExceeded):
 		e.Class = dialect.Timeout
+	case e.Code == "08P01" && strings.Contains(err.Error(), "query_wait_timeout"):
+		// https://www.pgbouncer.org/config.html#query_wait_timeout
+		e.Class, e.Remains = dialect.Capacity, dialect.RemainsNothing
+		e.Hint = "PgBouncer had no server connection free: every session with locks takes one, so raise default_pool_size"
 	case ok:
 		e.Class, e.Hint, e.Remains = m.class, m.hint, dialect.RemainsAborted
 	case errors.Is(err, sql.ErrTxDone), errors.Is(err, pgx.ErrTxClosed):

@@ -152,15 +152,54 @@ func TestMillisecondsNeverRoundToNoLimit(t *testing.T) {
 }
 
 func TestLookAlikesAreRefusedByName(t *testing.T) {
-	for version, refused := range map[string]bool{
-		"PostgreSQL 15.18 (Debian 15.18-0+deb12u1) on x86_64-pc-linux-gnu":                           false,
-		"PostgreSQL 11.2-YB-2.20.0.0-b0 on x86_64-pc-linux-gnu":                                      false,
-		"CockroachDB CCL v24.1.0 (x86_64-pc-linux-gnu, built 2024/05/15 21:28:29, go1.22.2)":         true,
-		"PostgreSQL 8.0.2 on i686-pc-linux-gnu, compiled by GCC gcc (GCC) 3.4.2, Redshift 1.0.50468": true,
+	for version, class := range map[string]dialect.Class{
+		"PostgreSQL 15.18 (Debian 15.18-0+deb12u1) on x86_64-pc-linux-gnu":                           "",
+		"PostgreSQL 15.2-YB-2025.1.0.0-b0 on x86_64-pc-linux-gnu":                                    "",
+		"PostgreSQL 12.22, compiled by Visual C++ build 1914, 64-bit":                                "",
+		"PostgreSQL 18beta1 on x86_64-pc-linux-gnu":                                                  "",
+		"PostgreSQL 11.2-YB-2.20.0.0-b0 on x86_64-pc-linux-gnu":                                      dialect.Unsupported,
+		"PostgreSQL 9.6.24 on x86_64-pc-linux-gnu":                                                   dialect.Unsupported,
+		"CockroachDB CCL v24.1.0 (x86_64-pc-linux-gnu, built 2024/05/15 21:28:29, go1.22.2)":         dialect.Unsafe,
+		"PostgreSQL 8.0.2 on i686-pc-linux-gnu, compiled by GCC gcc (GCC) 3.4.2, Redshift 1.0.50468": dialect.Unsafe,
 	} {
-		err := refuseLookAlike(version)
-		if (err != nil) != refused || refused && dialect.ClassOf(err) != dialect.Unsafe {
+		if err := refuseLookAlike(version, "localhost"); dialect.ClassOf(err) != class {
 			t.Errorf("%s: %v", version, err)
 		}
+	}
+	err := refuseLookAlike("PostgreSQL 16", "abc123.dsql.us-east-1.on.aws")
+	if dialect.ClassOf(err) != dialect.Unsafe || !strings.Contains(err.Error(), "DSQL") {
+		t.Errorf("Aurora DSQL: %v", err)
+	}
+}
+
+func TestTheWayPastAPoolerIsNamedWhereHostAndPortTell(t *testing.T) {
+	for _, test := range []struct {
+		host string
+		port uint16
+		way  string
+	}{
+		{"ep-cool-name-123-pooler.eu-central-1.aws.neon.tech", 5432, "ep-cool-name-123.eu-central-1.aws.neon.tech"},
+		{"aws-0-eu-central-1.pooler.supabase.com", 6543, "5432"},
+		{"db.abcdefgh.supabase.co", 6543, "5432"},
+		{"shop.postgres.database.azure.com", 6432, "5432"},
+		{"db-1.b.db.ondigitalocean.com", 25061, "25060"},
+		{"shop.proxy-abc123.eu-west-1.rds.amazonaws.com", 5432, "the endpoint of the instance"},
+		{"shop.postgres.database.azure.com", 5432, ""},
+		{"pgbouncer.internal", 6432, ""},
+		{"", 0, ""},
+	} {
+		if way := pastPooler(test.host, test.port); !strings.Contains(way, test.way) || (way == "") != (test.way == "") {
+			t.Errorf("%s:%d: %q", test.host, test.port, way)
+		}
+	}
+}
+
+func TestTheWayToAnAuroraPrimaryIsNamed(t *testing.T) {
+	err := standbyError("shop.cluster-ro-abc.eu-west-1.rds.amazonaws.com")
+	if !strings.Contains(err.Error(), "shop.cluster-abc.eu-west-1.rds.amazonaws.com") {
+		t.Error(err)
+	}
+	if strings.Contains(standbyError("localhost").Error(), "Aurora") || strings.Contains(errStandby.Error(), "Aurora") {
+		t.Error("Aurora is named for other servers")
 	}
 }

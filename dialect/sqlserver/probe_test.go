@@ -2,10 +2,12 @@ package sqlserver
 
 import (
 	"database/sql/driver"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/dialect/internal/pinned"
 )
 
 func server(version string, engine int, updateability any) answer {
@@ -111,5 +113,74 @@ func TestWhoClosesWhat(t *testing.T) {
 	}
 	if len(stub.closed) != 1 {
 		t.Errorf("closed %v, want the session's connection", stub.closed)
+	}
+}
+
+func single(value driver.Value) answer {
+	return answer{columns: []string{""}, rows: [][]driver.Value{{value}}}
+}
+
+func TestDiagnose(t *testing.T) {
+	var (
+		locks   = []answer{granted, busy, isHeld, gone, granted, gone}
+		noTable = answer{columns: []string{"", "", ""}}
+		denied  = answer{err: serverError(300)}
+		details = []answer{single(nil), noTable, denied, single(true), single("DISABLED"), single(int64(0))}
+	)
+	for _, c := range []struct {
+		name   string
+		script [][]answer
+		want   string // the levels
+		text   string
+	}{
+		{"an ordinary server", [][]answer{{good}, locks, details},
+			"ok server, ok primary, ok locks, notice lock table, notice privileges, ok isolation, ok durability, ok failover", "GRANT VIEW SERVER STATE"},
+		{"a secondary", [][]answer{{server("16.0.1", 3, "READ_ONLY")}, locks, details},
+			"ok server, unsafe primary, ok locks, notice lock table, notice privileges, ok isolation, ok durability, ok failover", "connect to the primary"},
+		{"locks do nothing", [][]answer{{good, granted, granted}, details},
+			"ok server, ok primary, unsafe locks, notice lock table, notice privileges, ok isolation, ok durability, ok failover", "past any proxy"},
+		{"Azure, forced to be less durable", [][]answer{{server("12.0.2000.8", 5, "READ_WRITE")}, locks,
+			{single(nil), noTable, denied, single(false), single("FORCED"), single(int64(0))}},
+			"ok server, ok primary, ok locks, notice product, notice lock table, notice privileges, ok isolation, warning durability, notice failover", "fencing"},
+		{"Babelfish", [][]answer{{good}, locks, {single(int64(1)), noTable, denied, single(false), denied, single(int64(0))}},
+			"ok server, ok primary, ok locks, notice product, notice lock table, notice privileges, ok isolation, warning durability, ok failover", "Babelfish"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			stub, pool := newStub(t, slices.Concat(c.script...)...)
+			found, err := (&DB{db: pool, pool: pinned.NewPool(pool)}).Diagnose(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var levels, texts []string
+			for _, f := range found {
+				levels = append(levels, string(f.Level)+" "+f.Check)
+				texts = append(texts, f.Text+" "+f.Advice)
+			}
+			if got := strings.Join(levels, ", "); got != c.want {
+				t.Errorf("got  %s\nwant %s", got, c.want)
+			}
+			if !strings.Contains(strings.Join(texts, "\n"), c.text) {
+				t.Errorf("nothing says %q:\n%s", c.text, strings.Join(texts, "\n"))
+			}
+			if len(stub.closed) != 2 {
+				t.Errorf("connections %v of the probe were destroyed, want two", stub.closed)
+			}
+		})
+	}
+}
+
+func TestFencingNumberOfAnotherSessionIsRefused(t *testing.T) {
+	stub, d := openDB(t)
+	s, err := d.OpenSession(t.Context(), dialect.SessionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	moving := answer{outs: map[string]any{"status": 0, "granted": 1, "missing": "0,"}}
+	stub.script = []answer{moving, {}, {outs: map[string]any{"fences": "1,", "session": 99}}}
+	_, err = s.Acquire(t.Context(), dialect.Request{Keys: []dialect.Key{{Name: "a"}}, Fence: &dialect.Table{}})
+	wantError(t, err, dialect.Unsafe, "")
+	if !strings.Contains(err.Error(), "session 99") {
+		t.Errorf("%q does not say what happened", err)
 	}
 }

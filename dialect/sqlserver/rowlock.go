@@ -77,6 +77,7 @@ type rowBatch struct {
 	table      dialect.Table
 	fence, try bool
 
+	session      int32 // that ran the batch by itself, 0 if it was part of another
 	transactions int32
 	ensured      int32  // 1: create what is still missing
 	missing      string // positions of the keys that have no row, each with a comma
@@ -143,11 +144,11 @@ func (b *rowBatch) parameters(p packed) []any {
 
 // run is the batch by itself.
 func (b *rowBatch) run(ctx context.Context, on dialect.Tx, p packed, before string) error {
-	args := append(b.parameters(p), sql.Named("count", p.count), sql.Named("names", p.names))
+	args := append(b.parameters(p), sql.Named("count", p.count), sql.Named("names", p.names), out("session", &b.session))
 	if before != "" {
 		args = append(args, out("transactions", &b.transactions))
 	}
-	_, err := on.ExecContext(ctx, before+b.text(), args...)
+	_, err := on.ExecContext(ctx, "SET @session = @@SPID;"+before+b.text(), args...)
 	return err
 }
 

@@ -163,6 +163,9 @@ func (s *session) acquire(ctx context.Context, r dialect.Request) (fences []int6
 		return nil, len(keys), nil
 	}
 	fences, err = rows.finish(ctx, s.conn, s.conn, p, keys)
+	if err == nil && rows.session != 0 {
+		err = s.same(rows.session)
+	}
 	return fences, len(keys), rowBusy(r, err)
 }
 

@@ -2,6 +2,7 @@ package mysql_test
 
 import (
 	"fmt"
+	"net"
 	"net/url"
 	"strings"
 	"testing"
@@ -73,7 +74,7 @@ func TestReadOnlyServerIsRefused(t *testing.T) {
 	eachPrivate(t, func(t *testing.T, e *env) {
 		e.exec(t, e.admin, "SET GLOBAL read_only = 1")
 		_, err := mysql.Open(e.ctx, e.dsn)
-		if refused := wantClass(t, err, dialect.Unsafe); !strings.Contains(refused.Hint, "read_only") {
+		if refused := wantClass(t, err, dialect.Unsafe); !strings.Contains(refused.Error(), "read_only") {
 			t.Errorf("%v", err)
 		}
 		db, err := mysql.Open(e.ctx, e.dsn, &mysql.Options{AllowUnsafe: true})
@@ -85,6 +86,59 @@ func TestReadOnlyServerIsRefused(t *testing.T) {
 			t.Errorf("opened as %s", db.Name())
 		}
 	})
+}
+
+// A group of one member shows what each member of a larger one does.
+func TestReplicationGroupIsRefusedUnlessThisIsItsOnlyPrimary(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	e := newEnv(t, servers.Start(t, servers.KindMySQL, "log-bin=binlog", "server-id=1", "gtid-mode=ON", "enforce-gtid-consistency=ON",
+		"plugin-load-add=group_replication.so", "loose-group-replication-start-on-boot=OFF"))
+	if value[int](t, e.ctx, e.admin, "SELECT COUNT(*) FROM information_schema.plugins WHERE plugin_name = 'group_replication'") == 0 {
+		t.Skip("the server's plugin group_replication is not installed")
+	}
+	user := e.server.User(t, e.dsn) // who may not look at the group
+	opens := func(want string) {
+		t.Helper()
+		for _, dsn := range []string{e.dsn, user} {
+			db, err := mysql.Open(e.ctx, dsn)
+			switch {
+			case want == "" && err == nil:
+				err = db.Close()
+			case want != "":
+				if refused := wantClass(t, err, dialect.Unsafe); strings.Contains(refused.Error(), want) || dsn == user {
+					err = nil
+				}
+			}
+			if err != nil {
+				t.Errorf("%v, want %q", err, want)
+			}
+		}
+	}
+	opens("") // the plugin alone makes no group
+	for _, setting := range []string{
+		"group_replication_group_name = '6b9d2d5e-5b0f-4f0a-9a52-5c3b9d3f1a77'",
+		"group_replication_local_address = '" + address + "'",
+		"group_replication_single_primary_mode = ON",
+		"group_replication_bootstrap_group = ON",
+	} {
+		e.exec(t, e.admin, "SET GLOBAL "+setting)
+	}
+	_, err = mysql.Open(e.ctx, e.dsn)
+	if refused := wantClass(t, err, dialect.Unsafe); !strings.Contains(refused.Error(), "OFFLINE") {
+		t.Errorf("before it joined: %v", err)
+	}
+	e.exec(t, e.admin, "START GROUP_REPLICATION")
+	e.await(t, "the member is the primary", "SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE member_state = 'ONLINE' AND member_role = 'PRIMARY' AND @@GLOBAL.super_read_only = 0")
+	opens("")
+	value[string](t, e.ctx, e.admin, "SELECT group_replication_switch_to_multi_primary_mode()")
+	opens("single-primary mode")
+	e.exec(t, e.admin, "STOP GROUP_REPLICATION")
+	opens("OFFLINE")
 }
 
 func TestTooManyConnectionsIsCapacity(t *testing.T) {

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"net"
 	"net/url"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -212,10 +215,12 @@ func TestTransactionPoolerIsRefused(t *testing.T) {
 		pooler := servers.PgBouncer(t, servers.Postgres(t), mode)
 		dsn := pooler.Database(t)
 		for _, way := range ways {
-			t.Run(mode+"/"+way.name, func(t *testing.T) {
-				_, err := way.open(t, dsn)
-				wantClass(t, err, dialect.Unsafe)
-				wantText(t, err, "session mode")
+			t.Run(mode+" idle/"+way.name, func(t *testing.T) {
+				for range 20 {
+					_, err := way.open(t, dsn)
+					wantClass(t, err, dialect.Unsafe)
+					wantText(t, err, "session mode")
+				}
 			})
 		}
 		if mode == "statement" {
@@ -239,6 +244,101 @@ func TestTransactionPoolerIsRefused(t *testing.T) {
 	}
 }
 
+// Other clients of the pooler move server processes around, which can make a
+// connection look as if it kept its own.
+func TestPoolerIsRefusedUnderLoad(t *testing.T) {
+	for mode, busy := range map[string]string{"transaction": "BEGIN; SELECT pg_sleep(0.0005); COMMIT", "statement": "SELECT pg_sleep(0.0005)"} {
+		for _, size := range []string{"1", "2", "20"} {
+			t.Run(mode+" pool of "+size, func(t *testing.T) {
+				pooler := servers.PgBouncer(t, servers.Postgres(t), mode, "default_pool_size="+size)
+				dsn := pooler.Database(t)
+				stop := trafficThrough(t, pooler, dsn, 8, busy)
+				for _, way := range ways {
+					for range 20 {
+						_, err := way.open(t, dsn)
+						if dialect.ClassOf(err) != dialect.Unsafe || !strings.Contains(err.Error(), "session mode") {
+							t.Fatalf("over %s: %v", way.name, err)
+						}
+					}
+				}
+				if n := stop(); n < 100 {
+					t.Errorf("only %d statements went through the pooler meanwhile", n)
+				}
+			})
+		}
+	}
+}
+
+// trafficThrough keeps clients busy with a statement until stop, which returns how
+// often it ran.
+func trafficThrough(t *testing.T, pooler *servers.Server, dsn string, clients int, statement string) (stop func() int64) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var n atomic.Int64
+	var running sync.WaitGroup
+	for range clients {
+		pool := pooler.Open(t, dsn)
+		pool.SetMaxOpenConns(1)
+		running.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := pool.ExecContext(ctx, statement); err == nil {
+					n.Add(1)
+				}
+			}
+		})
+	}
+	stop = func() int64 {
+		cancel()
+		running.Wait()
+		return n.Load()
+	}
+	t.Cleanup(func() { stop() })
+	return stop
+}
+
+// What the probe finds out, it finds out without leaving a trace on the server
+// connections, which the pooler hands on to others.
+func TestProbeSetsNothingBehindAPooler(t *testing.T) {
+	const settings = `SELECT string_agg(name || '=' || setting, ' ' ORDER BY name) FROM pg_settings
+		WHERE source = 'session' OR name IN ('application_name', 'lock_timeout', 'statement_timeout', 'idle_session_timeout',
+			'tcp_keepalives_idle', 'tcp_user_timeout', 'client_connection_check_interval', 'synchronous_commit', 'default_transaction_isolation')`
+	for _, mode := range []string{"transaction", "statement"} {
+		t.Run(mode, func(t *testing.T) {
+			pooler := servers.PgBouncer(t, servers.Postgres(t), mode, "default_pool_size=2")
+			dsn := pooler.Database(t)
+			other := pooler.Open(t, dsn+"&application_name=other")
+			other.SetMaxOpenConns(1)
+			before := value[string](t, other, settings)
+			wantText(t, errors.New(before), "application_name=other")
+			for _, way := range ways {
+				_, err := way.open(t, dsn)
+				wantClass(t, err, dialect.Unsafe)
+			}
+			// As many clients at once as there are server connections see all of them.
+			processes := map[int64]bool{}
+			for range 50 {
+				if after := value[string](t, other, settings); after != before {
+					t.Fatalf("before: %s\nafter:  %s", before, after)
+				}
+				processes[value[int64](t, other, "SELECT pg_backend_pid()")] = true
+			}
+			admin := servers.Postgres(t).Open(t, servers.Postgres(t).DSN())
+			locks := value[int64](t, admin, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = ANY($1::int[])", pids(processes))
+			if locks != 0 {
+				t.Errorf("%d locks are left on the server connections", locks)
+			}
+		})
+	}
+}
+
+func pids(set map[int64]bool) string {
+	var list []string
+	for pid := range set {
+		list = append(list, strconv.FormatInt(pid, 10))
+	}
+	return "{" + strings.Join(list, ",") + "}"
+}
+
 func TestSessionThatMovedToAnotherServerProcessIsLost(t *testing.T) {
 	pooler := servers.PgBouncer(t, servers.Postgres(t), "transaction")
 	db := opened(t)(overPgx(t, pooler.Database(t)+"&default_query_exec_mode=exec", &postgres.Options{AllowUnsafe: true}))
@@ -254,10 +354,15 @@ func TestSessionThatMovedToAnotherServerProcessIsLost(t *testing.T) {
 }
 
 func TestSessionPoolerIsAccepted(t *testing.T) {
-	pooler := servers.PgBouncer(t, servers.Postgres(t), "session", "ignore_startup_parameters=extra_float_digits,options")
+	pooler := servers.PgBouncer(t, servers.Postgres(t), "session", "ignore_startup_parameters=extra_float_digits,options", "default_pool_size=100")
 	dsn := pooler.Database(t)
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
+			for range 20 {
+				db, err := way.open(t, dsn)
+				must(t, err)
+				must(t, db.Close())
+			}
 			db := opened(t)(way.open(t, dsn))
 			s := session(t, db)
 			lock(t, s, keys(1))
@@ -269,6 +374,33 @@ func TestSessionPoolerIsAccepted(t *testing.T) {
 			must(t, s.Close())
 			eventually(t, "the key is free", func() bool { return len(held(t, db, s.ID(), false)) == 0 })
 		})
+	}
+}
+
+func TestSessionPoolerThatIsTooSmallIsNamed(t *testing.T) {
+	pooler := servers.PgBouncer(t, servers.Postgres(t), "session", "default_pool_size=1", "query_wait_timeout=1")
+	_, err := overPgx(t, pooler.Database(t))
+	wantClass(t, err, dialect.Capacity)
+	wantText(t, err, "default_pool_size")
+}
+
+func TestStandbyIsRefusedUntilItIsPromoted(t *testing.T) {
+	standby := servers.Standby(t, servers.Postgres(t))
+	dsn := standby.DSN()
+	for _, way := range ways {
+		_, err := way.open(t, dsn)
+		wantClass(t, err, dialect.Unsafe)
+		wantText(t, err, "the server is a standby")
+		wantText(t, err, "connect to the primary")
+	}
+	allowed := opened(t)(overPgx(t, dsn, &postgres.Options{AllowUnsafe: true}))
+	lock(t, session(t, allowed), keys(1))
+
+	if !value[bool](t, standby.Open(t, dsn), "SELECT pg_promote()") {
+		t.Fatal("the standby was not promoted")
+	}
+	for _, way := range ways {
+		lock(t, session(t, opened(t)(way.open(t, dsn))), keys(2+int64(len(way.name))))
 	}
 }
 

@@ -113,7 +113,7 @@ func TestSettingsOfASession(t *testing.T) {
 		"application_name":                    "nightly",
 		"lock_timeout":                        "0",
 		"statement_timeout":                   "0",
-		"idle_in_transaction_session_timeout": "0",
+		"idle_in_transaction_session_timeout": "3s",
 		"idle_session_timeout":                "3s",
 		"default_transaction_isolation":       "read committed",
 		"synchronous_commit":                  "on",

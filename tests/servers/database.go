@@ -135,7 +135,8 @@ func (s *Server) User(t testing.TB, dsn string) string {
 	return u.String()
 }
 
-// server returns the database server: s, or the one behind it if s is a pooler.
+// server returns the database server that takes writes: s, or the one behind it if s is a pooler
+// or a standby.
 func (s *Server) server() *Server {
 	if s.target != nil {
 		return s.target

@@ -61,7 +61,7 @@ type Server struct {
 	dsn     *url.URL
 	engine  engine  // nil if the server was given by its DSN
 	private bool    // one test's own
-	target  *Server // the server behind a pooler
+	target  *Server // the server behind a pooler, the primary of a standby
 }
 
 // engine is what a server runs in: a process or a container.
