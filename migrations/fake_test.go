@@ -18,6 +18,8 @@ type fakeDB struct {
 
 	mu         sync.Mutex
 	owner      *fakeSession
+	silenceErr error // of AllowSilence
+	restoreErr error // of its restore
 	sessions   []*fakeSession
 	polls      []time.Time // of tries that found the guard held
 	acquireErr error
@@ -79,6 +81,12 @@ func (s *fakeSession) Release(ctx context.Context, _ []dialect.Key) error {
 	}
 	s.db.owner = nil
 	return nil
+}
+
+func (s *fakeSession) AllowSilence(context.Context) (func(context.Context) error, error) {
+	s.db.mu.Lock()
+	defer s.db.mu.Unlock()
+	return func(context.Context) error { return s.db.restoreErr }, s.db.silenceErr
 }
 
 func (s *fakeSession) Close() error {

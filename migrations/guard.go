@@ -39,9 +39,9 @@ const (
 // providers may share one.
 //
 // The guard lives on the connection that goose migrates on, so losing one is
-// losing the other. While a Go migration that runs on the pool (RunDB) leaves that
-// connection idle for longer than the server allows (idle_session_timeout,
-// wait_timeout), the guard is lost; SessionUnlock then says so.
+// losing the other. A Go migration that runs on the pool (RunDB) leaves that
+// connection idle: the server's limits on that (idle_session_timeout,
+// wait_timeout) are lifted while the guard is held, and put back afterwards.
 //
 // The guard is released on the connection that took it. If that connection is
 // not known to hold nothing afterwards, it is destroyed instead of going back to
@@ -79,6 +79,7 @@ type guard struct {
 
 type hold struct {
 	session dialect.Session
+	restore func(ctx context.Context) error // what the connection was like before
 	since   time.Time
 }
 
@@ -98,15 +99,14 @@ func (g *guard) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	wait, stop := g.waitContext(ctx)
 	defer stop()
 	began := time.Now()
-	session, err := g.acquire(wait, conn, began)
+	h, err := g.acquire(wait, conn, began)
 	if err != nil {
 		return g.failure(wait, began, err)
 	}
-	held := time.Now()
 	g.mu.Lock()
-	g.holds[conn] = hold{session: session, since: held}
+	g.holds[conn] = h
 	g.mu.Unlock()
-	g.observe(ctx, dblock.Event{Kind: dblock.EventAcquired, Duration: held.Sub(began)})
+	g.observe(ctx, dblock.Event{Kind: dblock.EventAcquired, Duration: h.since.Sub(began)})
 	return nil
 }
 
@@ -123,9 +123,12 @@ func (g *guard) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
 	defer cancel()
 	err := h.session.Release(bounded, g.locked)
 	kind := dblock.EventReleased
-	if err != nil {
+	switch {
+	case err != nil:
 		kind = dblock.EventLost
 		err = join(err, h.session.Close())
+	case h.restore(bounded) != nil: // the guard was held all the time; only the connection is not fit for others
+		err = h.session.Close()
 	}
 	g.observe(ctx, dblock.Event{Kind: kind, Duration: time.Since(h.since), Err: err})
 	return g.error("unlock", err)
@@ -147,10 +150,10 @@ func (g *guard) waitContext(ctx context.Context) (context.Context, context.Cance
 	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("wait limit of %v: %w", limit, context.DeadlineExceeded))
 }
 
-func (g *guard) acquire(ctx context.Context, conn *sql.Conn, began time.Time) (dialect.Session, error) {
+func (g *guard) acquire(ctx context.Context, conn *sql.Conn, began time.Time) (h hold, err error) {
 	session, err := g.db.OnConn(ctx, conn)
 	if err != nil {
-		return nil, err
+		return hold{}, err
 	}
 	pauses := retry.WithJitterPercent(pollJitterPercent, retry.WithCappedDuration(pollLast, retry.NewExponential(pollFirst)))
 	request := dialect.Request{Keys: g.locked, Try: true}
@@ -171,13 +174,15 @@ func (g *guard) acquire(ctx context.Context, conn *sql.Conn, began time.Time) (d
 		}
 		return retry.RetryableError(err)
 	})
+	h = hold{session: session, since: time.Now()}
+	if err == nil {
+		h.restore, err = session.AllowSilence(ctx)
+		doubtful = err != nil
+	}
 	if doubtful {
 		err = join(err, session.Close())
 	}
-	if err != nil {
-		return nil, err
-	}
-	return session, nil
+	return h, err
 }
 
 // announceWait tells the observer for whom the call waits, and for how long it
