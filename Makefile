@@ -8,7 +8,7 @@ MODULES := $(sort $(dir $(shell find . -name go.mod -not -path '*/testdata/*')))
 in_modules = @status=0; for module in $(MODULES); do \
 	echo "== $$module: $(1)"; (cd $$module && $(1)) || status=1; done; exit $$status
 
-.PHONY: help test crossings servers check fmt vet oldest staticcheck cross tidy go-version demo
+.PHONY: help test crossings servers check fmt vet oldest staticcheck cross tidy go-version demo torture
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -52,3 +52,11 @@ cross: ## build and vet for other platforms
 
 demo: ## show the three uses at work
 	go run ./cmd/dblock demo
+
+# How long, for each database; the random choices of an earlier run; only postgres, mysql or mariadb.
+DURATION := 5m
+SEED := 0
+DATABASE :=
+torture: servers ## torture the locks: DURATION=5m SEED=… DATABASE=postgres|mysql|mariadb
+	cd tests && go test -race -count=1 -v -timeout 24h ./torture -run '^TestUnderTorture$$/$(DATABASE)' \
+		-torture.duration=$(DURATION) -torture.seed=$(SEED)

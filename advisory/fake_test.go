@@ -55,6 +55,13 @@ func (f *fakeServer) OpenSession(ctx context.Context, o dialect.SessionOptions) 
 	return s, nil
 }
 
+func (f *fakeServer) Classify(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return &dialect.Error{Class: dialect.Canceled, Err: err}
+	}
+	return err
+}
+
 func (f *fakeServer) OnConn(context.Context, *sql.Conn) (dialect.Session, error) {
 	return nil, errors.New("not in this fake")
 }

@@ -74,7 +74,17 @@ func (l *Locker) onSession(ctx context.Context, op string, work func(ctx context
 	if err != nil {
 		return err
 	}
-	return lock.guard(ctx, func(ctx context.Context) error { return lock.session.lend(ctx, work) })
+	return lock.guard(ctx, func(ctx context.Context) error {
+		began := false
+		err := lock.session.lend(ctx, func(ctx context.Context, conn dialect.Session) error {
+			began = true
+			return work(ctx, conn)
+		})
+		if err != nil && !began { // ctx ended just after the grant
+			err = dblock.NewError(op, l.db, keys, l.db.Classify(err))
+		}
+		return err
+	})
 }
 
 // lendable opens a session of the kind that lend needs.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/advisory"
+	"github.com/dblock-go/dblock/dialect"
 )
 
 func TestWhileASessionIsLentNobodyElseUsesIt(t *testing.T) {
@@ -80,5 +81,23 @@ func TestWorkOnASessionThatCannotBeMeant(t *testing.T) {
 	}
 	if f.held() != 0 {
 		t.Error("a key is still held")
+	}
+}
+
+func TestAContextThatEndsWithTheGrantIsNamed(t *testing.T) {
+	f := newFakeServer()
+	refused := 0
+	for refused < 3 { // either way is right
+		ctx, cancel := context.WithCancel(t.Context())
+		grant := dblock.ObserverFunc(func(context.Context, dblock.Event) { cancel() })
+		l := newLocker(t, f, &advisory.Options{Observer: grant})
+		began := false
+		err := advisory.OnSession(ctx, l, func(context.Context, *fakeSession) error { began = true; return nil }, key)
+		if began != (err == nil) || (err != nil && dialect.ClassOf(err) != dblock.ErrCanceled) {
+			t.Fatalf("began: %t; %v", began, err)
+		}
+		if err != nil {
+			refused++
+		}
 	}
 }

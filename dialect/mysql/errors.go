@@ -188,6 +188,16 @@ func (db *DB) tableFailure(ctx context.Context, t dialect.Table, err error) erro
 	return db.failure(ctx, err)
 }
 
+// connectFailure is failure for a connection that is not there yet: one that breaks
+// while it is made, as behind a proxy or while the server starts, loses nothing.
+func (db *DB) connectFailure(ctx context.Context, err error) error {
+	classified := db.failure(ctx, err)
+	if dialect.ClassOf(classified) == dialect.Lost {
+		return &dialect.Error{Class: dialect.Unavailable, Err: err, Hint: "check that the server runs and is what answers at its address"}
+	}
+	return classified
+}
+
 // whileOpening is for errors of a server that is not known to work at all yet.
 func (db *DB) whileOpening(err error) error {
 	err = db.Classify(err)

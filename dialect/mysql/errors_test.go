@@ -134,3 +134,15 @@ func TestFailureNamesTheEndOfTheContext(t *testing.T) {
 		t.Errorf("success that crosses the cancel: %v", err)
 	}
 }
+
+func TestAConnectionThatBreaksWhileItIsMadeIsUnavailable(t *testing.T) {
+	db := &DB{flavor: &mysqlFlavor}
+	if err := db.connectFailure(t.Context(), driver.ErrInvalidConn); dialect.ClassOf(err) != dialect.Unavailable || errors.Is(err, dialect.Lost) {
+		t.Errorf("%v", err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := db.connectFailure(ended, driver.ErrInvalidConn); dialect.ClassOf(err) != dialect.Canceled {
+		t.Errorf("after the end of the context: %v", err)
+	}
+}

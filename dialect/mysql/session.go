@@ -38,7 +38,7 @@ type session struct {
 func (db *DB) OpenSession(ctx context.Context, o dialect.SessionOptions) (dialect.Session, error) {
 	conn, err := db.pinned.Take(ctx)
 	if err != nil {
-		return nil, db.failure(ctx, err)
+		return nil, db.connectFailure(ctx, err)
 	}
 	s := &session{db: db, conn: conn.Conn, destroy: conn.Destroy}
 	if err := s.start(ctx, db.flavor.settings(o), readWrite); err != nil {

@@ -130,6 +130,18 @@ func explain(err error) error {
 	return e
 }
 
+// sessionEnded reports that the server or the network ended the connection,
+// without an error that a pooler or the statement could be the cause of.
+func sessionEnded(err error) bool {
+	switch sqlState(err) {
+	case "":
+		return connectionBroke(err)
+	case "57P01", "57P02", "57P04":
+		return true
+	}
+	return false
+}
+
 func connectionBroke(err error) bool {
 	for _, broken := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, driver.ErrBadConn, sql.ErrConnDone, pgconn.ErrConnClosed} {
 		if errors.Is(err, broken) {

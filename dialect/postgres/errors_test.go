@@ -203,3 +203,22 @@ func TestTheWayToAnAuroraPrimaryIsNamed(t *testing.T) {
 		t.Error("Aurora is named for other servers")
 	}
 }
+
+func TestAProbeThatLosesItsConnectionDoesNotBlameTheLocks(t *testing.T) {
+	const what = "a lock could not be released"
+	for _, c := range []struct {
+		err  error
+		want dialect.Class
+	}{
+		{explain(io.ErrUnexpectedEOF), dialect.Unavailable},
+		{explain(&pgconn.PgError{Code: "57P01"}), dialect.Unavailable}, // pg_terminate_backend
+		{explain(&pgconn.PgError{Code: "42883"}), dialect.Unsafe},      // no such function
+		{&dialect.Error{Class: dialect.NotHeld}, dialect.Unsafe},
+		{&dialect.Error{Class: dialect.Lost, Hint: poolerHint}, dialect.Unsafe}, // another process answers
+		{nil, dialect.Unsafe},
+	} {
+		if err := brokenPromise(t.Context(), what, c.err); dialect.ClassOf(err) != c.want {
+			t.Errorf("%v: %v, want class %q", c.err, err, c.want)
+		}
+	}
+}

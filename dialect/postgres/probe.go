@@ -348,19 +348,10 @@ func (p *probe) refuseWithoutLocks(ctx context.Context) error {
 	try := dialect.Request{Keys: keys, Try: true}
 	refuse := func(what string, err error) error {
 		var e *dialect.Error
-		switch {
-		case ctx.Err() != nil:
-			return err
-		case errors.As(err, &e) && e.Hint == poolerHint:
+		if errors.As(err, &e) && e.Hint == poolerHint && ctx.Err() == nil {
 			return p.sharedBy("%w", e.Err)
-		case dialect.ClassOf(err) == dialect.Lost:
-			return err
 		}
-		e = &dialect.Error{Class: dialect.Unsafe, Err: errors.New(what), Hint: noLocksHint}
-		if err != nil {
-			e.Err = fmt.Errorf("%s: %w", what, err)
-		}
-		return e
+		return brokenPromise(ctx, what, err)
 	}
 	if _, err := a.Acquire(ctx, try); err != nil {
 		return refuse("a free key could not be locked", err)
@@ -384,4 +375,20 @@ func (p *probe) refuseWithoutLocks(ctx context.Context) error {
 		return refuse("a released key stayed locked", err)
 	}
 	return nil
+}
+
+// brokenPromise says what locks do not do here, unless a connection ended before
+// they could show it.
+func brokenPromise(ctx context.Context, what string, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return err
+	case sessionEnded(err):
+		return connectError(ctx, err)
+	}
+	e := &dialect.Error{Class: dialect.Unsafe, Err: errors.New(what), Hint: noLocksHint}
+	if err != nil {
+		e.Err = fmt.Errorf("%s: %w", what, err)
+	}
+	return e
 }

@@ -19,17 +19,18 @@ import (
 var built struct {
 	mu       sync.Mutex
 	folder   string
-	programs map[string]string // paths by package
+	programs map[string]string // paths by name
 }
 
 // Build builds a main package of dblock, named by its path below the root of the
 // repository, once for all tests of the binary, with the race detector if they
-// have it. Any account may run the result.
-func Build(t testing.TB, pkg string) string {
+// have it, and with build tags if there are any. Any account may run the result.
+func Build(t testing.TB, pkg string, tags ...string) string {
 	t.Helper()
 	built.mu.Lock()
 	defer built.mu.Unlock()
-	if path, ok := built.programs[pkg]; ok {
+	name := strings.Join(append([]string{filepath.Base(pkg)}, tags...), "-")
+	if path, ok := built.programs[name]; ok {
 		return path
 	}
 	if built.folder == "" {
@@ -42,19 +43,19 @@ func Build(t testing.TB, pkg string) string {
 		}
 		built.folder, built.programs = folder, map[string]string{}
 	}
-	path := filepath.Join(built.folder, filepath.Base(pkg)+".exe") // Windows wants the ending
+	path := filepath.Join(built.folder, name+".exe") // Windows wants the ending
 	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/dblock-go/dblock").Output()
 	if err != nil {
 		t.Fatalf("find the root of the repository: %v", err)
 	}
-	build := exec.Command("go", "build", "-C", filepath.Join(strings.TrimSpace(string(root)), pkg), "-o", path)
+	build := exec.Command("go", "build", "-C", filepath.Join(strings.TrimSpace(string(root)), pkg), "-tags", strings.Join(tags, ","), "-o", path)
 	if raceEnabled() {
 		build.Args = append(build.Args, "-race")
 	}
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build %s: %v\n%s", pkg, err, out)
 	}
-	built.programs[pkg] = path
+	built.programs[name] = path
 	return path
 }
 

@@ -20,6 +20,7 @@ import (
 var commands = map[string]func(args []string) error{
 	"hold":    hold,
 	"migrate": migrate,
+	"torture": torture,
 }
 
 func main() {

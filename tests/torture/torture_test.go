@@ -1,0 +1,113 @@
+//go:build linux
+
+package torture
+
+import (
+	"flag"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/dblock-go/dblock/tests/program"
+	"github.com/dblock-go/dblock/tests/servers"
+	"github.com/dblock-go/dblock/tests/torture/history"
+)
+
+var (
+	duration = flag.Duration("torture.duration", enoughForAll, "how long to torture each database")
+	seed     = flag.Uint64("torture.seed", 0, "what the random choices come from; 0: a random one")
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	// All databases side by side: the tests wait more than they compute.
+	if err := flag.Set("test.parallel", "3"); err != nil {
+		panic(err)
+	}
+	servers.Main(m, program.Remove)
+}
+
+func TestUnderTorture(t *testing.T) {
+	for _, kind := range []servers.Kind{servers.KindPostgres, servers.KindMySQL, servers.KindMariaDB} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			underTorture(t, kind)
+		})
+	}
+}
+
+func underTorture(t *testing.T, kind servers.Kind) {
+	server := servers.Start(t, kind)
+	r := torture{server: server, dsn: server.Database(t), program: program.Build(t, "tests/worker"),
+		seed: chosen(t), duration: *duration, recovery: 30 * time.Second}.run(t)
+	t.Logf("\n%s", r.report())
+	for _, v := range r.violations {
+		t.Errorf("seed %d: %v", r.seed, v)
+	}
+	for _, k := range kinds {
+		if r.count(k) == 0 && r.duration >= enoughForAll {
+			t.Errorf("seed %d: no fault of the kind %q", r.seed, k)
+		}
+	}
+}
+
+// enoughForAll is a duration in which every kind of fault has its turn.
+const enoughForAll = time.Minute
+
+func chosen(t *testing.T) uint64 {
+	t.Helper()
+	s := *seed
+	for s == 0 {
+		s = rand.Uint64()
+	}
+	t.Logf("-torture.seed=%d", s)
+	return s
+}
+
+// Whoever trusts the torture must have seen it fail.
+func TestPlantedBugsAreFound(t *testing.T) {
+	for planted, checks := range map[string][]string{
+		history.ReleasedEarly: {"linearizability", "overlap"},
+		history.ReleasedInTx:  {"linearizability", "overlap", "witness"},
+		history.NotReleased:   {leak},
+		history.OldToken:      {"fencing", "linearizability"},
+	} {
+		t.Run(planted, func(t *testing.T) {
+			t.Parallel()
+			r := undisturbed(t, planted, program.Build(t, "tests/worker", "planted_bug"), 5*time.Second)
+			found := checksOf(r.violations)
+			for _, check := range checks {
+				if !slices.Contains(found, check) {
+					t.Errorf("seed %d: %q found nothing, but %q: %v", r.seed, check, found, r.violations)
+				}
+			}
+			t.Logf("found by %q: %v", found, r.violations)
+		})
+	}
+}
+
+// With neither bugs nor faults nothing goes wrong: what the planted bugs show is
+// theirs.
+func TestNothingIsFoundWithoutABug(t *testing.T) {
+	t.Parallel()
+	r := undisturbed(t, "", program.Build(t, "tests/worker"), 30*time.Second)
+	for _, v := range r.violations {
+		t.Errorf("seed %d: %v", r.seed, v)
+	}
+	for _, a := range r.attempts {
+		if a.heardLoss() != 0 {
+			t.Errorf("seed %d: %s lost its lock: %s", r.seed, a.op, a.err)
+		}
+	}
+}
+
+// undisturbed is a run without faults.
+func undisturbed(t *testing.T, planted, worker string, recovery time.Duration) result {
+	t.Helper()
+	server := servers.Postgres(t)
+	r := torture{server: server, dsn: server.Database(t), program: worker, planted: planted,
+		seed: chosen(t), duration: 2 * time.Minute, calls: 500, recovery: recovery}.run(t)
+	t.Logf("\n%s", r.report())
+	return r
+}
