@@ -162,7 +162,7 @@ func (c pgxConn) exec(ctx context.Context, query string) error {
 }
 
 func (c pgxConn) idle(ctx context.Context) error { return listen(ctx, c.Conn) }
-func (c pgxConn) statements() dialect.Statements { return pgxStatements{c.Conn} }
+func (c pgxConn) statements() dialect.Statements { return pgxStatements(c) }
 func (c pgxConn) close() error                   { return hangUp(c.Conn) }
 
 func (c pgxConn) begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
