@@ -32,6 +32,7 @@ var migrationsClauses = []clause{
 	{"migrations/a failed migration is named and frees the guard", migrationsFailure},
 	{"migrations/a cancelled migration frees the guard", migrationsCancel},
 	{"migrations/a killed session is an error and confuses nobody", migrationsKilledSession},
+	{"migrations/a migration that leaves the guard's connection idle keeps the guard", migrationsIdleGuard},
 	{"migrations/a killed process locks nobody out", migrationsKilledProcess},
 	{"migrations/processes that start at once apply each migration once", migrationsProcesses},
 	{"migrations/indexes are built concurrently while others wait", migrationsConcurrentIndex},

@@ -2,17 +2,21 @@ package conformance
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/pressly/goose/v3"
 
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/migrations"
 	"github.com/dblock-go/dblock/tests/program"
+	"github.com/dblock-go/dblock/tests/servers"
 )
 
 func migrationsFailure(t *testing.T, h *Harness) {
@@ -37,6 +41,43 @@ func migrationsFailure(t *testing.T, h *Harness) {
 	if got := mustUp(t, d.Open(t), files(createEntries, insertEntry)); !slices.Equal(got, []int64{2}) {
 		t.Errorf("after the repair: %v", got)
 	}
+}
+
+// idleLimits end sessions that the server has heard nothing of for 2 s. SQL Server
+// has none.
+var idleLimits = map[servers.Kind][]string{
+	servers.KindPostgres: {"idle_session_timeout=2s", "idle_in_transaction_session_timeout=2s"},
+	servers.KindMySQL:    {"wait-timeout=2", "interactive-timeout=2"},
+	servers.KindMariaDB:  {"wait-timeout=2", "interactive-timeout=2"},
+}
+
+func migrationsIdleGuard(t *testing.T, h *Harness) {
+	d := h.PrivateDatabase(t, idleLimits[h.Server(t).Kind]...)
+	begun := make(chan struct{})
+	onThePool := goose.NewGoMigration(1, &goose.GoFunc{RunDB: func(ctx context.Context, pool *sql.DB) error {
+		close(begun)
+		<-time.After(5 * time.Second)
+		_, err := pool.ExecContext(ctx, "CREATE TABLE entries (id INT NOT NULL PRIMARY KEY)")
+		return err
+	}}, nil)
+	up := func(db dblock.DB) ([]*goose.MigrationResult, error) {
+		return migrations.Up(testContext(t), db, nil, &migrations.Options{Provider: []goose.ProviderOption{goose.WithGoMigrations(onThePool)}})
+	}
+	var replicas sync.WaitGroup
+	replicas.Go(func() {
+		if results, err := up(d.DB); err != nil || len(results) != 1 {
+			t.Errorf("the migrator: %d results, %v", len(results), err)
+		}
+	})
+	<-begun
+	replica := d.Open(t)
+	replicas.Go(func() {
+		if results, err := up(replica); err != nil || len(results) != 0 {
+			t.Errorf("the replica that waited: %d results, %v", len(results), err)
+		}
+	})
+	replicas.Wait()
+	d.recorded(t, versionTable, 0, 1)
 }
 
 func migrationsCancel(t *testing.T, h *Harness) {
