@@ -23,10 +23,10 @@ type network struct {
 func newNetwork(t *testing.T) *network {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root")
+		servers.SkipWithout(t, "network", "network namespaces need root")
 	}
 	if _, err := exec.LookPath("ip"); err != nil {
-		t.Skip("network namespaces need the command ip: install iproute2")
+		servers.SkipWithout(t, "network", "network namespaces need the command ip: install iproute2")
 	}
 	id := rand.IntN(1 << 14) // of a network of eight addresses out of 10.213.0.0/16 or 10.214.0.0/16
 	address := func(n int) string {

@@ -9,7 +9,7 @@
 //   - a container, where a Docker engine answers.
 //
 // A test whose server is not to be had is skipped, or fails if DBLOCK_TEST_REQUIRE, a list such as
-// "postgres,mysql,mariadb", names it.
+// "postgres,mysql,mariadb,network", names it.
 //
 // A package that uses servers has this TestMain:
 //
@@ -191,15 +191,21 @@ func must(t testing.TB, kind Kind, s *Server, err error) *Server {
 		return s
 	}
 	var missing missingError
-	if errors.As(err, &missing) && !required(kind) {
-		t.Skip(err)
+	if errors.As(err, &missing) {
+		SkipWithout(t, string(kind), err)
 	}
 	t.Fatal(err)
 	return nil
 }
 
-func required(kind Kind) bool {
-	return slices.Contains(strings.Split(strings.ReplaceAll(os.Getenv("DBLOCK_TEST_REQUIRE"), " ", ""), ","), string(kind))
+// SkipWithout ends a test that lacks what it needs: it skips the test, or fails it if
+// DBLOCK_TEST_REQUIRE names what is missing. The reason says how to get it.
+func SkipWithout(t testing.TB, what string, reason any) {
+	t.Helper()
+	if slices.Contains(strings.Split(strings.ReplaceAll(os.Getenv("DBLOCK_TEST_REQUIRE"), " ", ""), ","), what) {
+		t.Fatal(reason)
+	}
+	t.Skip(reason)
 }
 
 func dsnVariable(kind Kind) string {
