@@ -112,7 +112,10 @@ func ExampleLock_Token() {
 		log.Fatal(err)
 	}
 	defer lock.Release(ctx)
-	fmt.Printf("UPDATE checkpoints SET position = 42, fence = %d WHERE name = 'orders' AND fence <= %[1]d", lock.Token())
+	// It takes over before it reads, since a stale write could come in between.
+	fmt.Printf("UPDATE checkpoints SET fence = %d WHERE projector = 'orders' AND fence < %[1]d\n", lock.Token())
+	// No row: there is a later holder, and this one must stop.
+	fmt.Printf("UPDATE checkpoints SET position = 42 WHERE projector = 'orders' AND fence = %d\n", lock.Token())
 }
 
 func project(context.Context) error { return nil }

@@ -63,7 +63,8 @@ func (l *Lock) Err() error { return context.Cause(l.ctx) }
 // Token is the fencing number of the lock's first key, 0 without
 // [Options.Fencing]. It grows with every grant of the key: who refuses a write
 // that carries a smaller number than one seen before is safe from holders that
-// do not know yet that they lost the lock.
+// do not know yet that they lost the lock. A holder shows its number there before
+// it reads what it will write.
 func (l *Lock) Token() int64 {
 	token, _ := l.TokenOf(l.keys[0])
 	return token
