@@ -71,6 +71,35 @@ func Diagnose(ctx context.Context, checks []Check) ([]Finding, error) {
 	return findings, nil
 }
 
+// Detail is a check that refuses nothing: what it cannot look at is a warning.
+func Detail(name string, classify func(ctx context.Context, err error) error, look func(ctx context.Context) (Finding, error)) Check {
+	return Check{Name: name, Run: func(ctx context.Context) (Finding, error) {
+		f, err := look(ctx)
+		if err == nil {
+			return f, nil
+		}
+		err = classify(ctx, err)
+		if ctx.Err() != nil || ClassOf(err) == Lost {
+			return Finding{}, err
+		}
+		return Finding{Level: Warning, Text: "could not be looked at: " + err.Error()}, nil
+	}}
+}
+
+// TableFinding makes a finding of what [DB.CheckTable] returned. A catalog may show
+// a user only the tables that it has a privilege for.
+func TableFinding(exists bool, err error) (Finding, error) {
+	switch {
+	case ClassOf(err) == Setup && !exists:
+		return Finding{Level: Notice, Text: "there is none that this user may see", Advice: "for row locks and fencing numbers run `dblock setup`"}, nil
+	case ClassOf(err) == Setup:
+		return Finding{Level: Warning, Text: err.Error()}, nil
+	case err != nil:
+		return Finding{}, err
+	}
+	return Finding{Level: OK, Text: "there, with the columns that it needs"}, nil
+}
+
 // Refusal is the finding that an error of class Unsafe or Unsupported is, else
 // the zero Finding.
 func Refusal(err error) Finding {

@@ -34,22 +34,14 @@ func (d *DB) Diagnose(ctx context.Context) (findings []dialect.Finding, err erro
 	))
 }
 
-// detail is a check that refuses nothing: what it cannot look at is a warning.
+// detail looks only where the server is known.
 func (p *probe) detail(name string, look func(ctx context.Context) (dialect.Finding, error)) dialect.Check {
-	return dialect.Check{Name: name, Run: func(ctx context.Context) (dialect.Finding, error) {
+	return dialect.Detail(name, classify, func(ctx context.Context) (dialect.Finding, error) {
 		if p.foreign {
 			return dialect.Finding{}, nil
 		}
-		f, err := look(ctx)
-		if err == nil {
-			return f, nil
-		}
-		err = classify(ctx, err)
-		if ctx.Err() != nil || dialect.ClassOf(err) == dialect.Lost {
-			return dialect.Finding{}, err
-		}
-		return dialect.Finding{Level: dialect.Warning, Text: "could not be looked at: " + err.Error()}, nil
-	}}
+		return look(ctx)
+	})
 }
 
 func (p *probe) query(ctx context.Context, query string, dest ...any) error {
@@ -106,13 +98,9 @@ func (p *probe) lockTable(ctx context.Context) (dialect.Finding, error) {
 	}
 	table := dialect.Table{}
 	exists, err := p.db.CheckTable(ctx, table)
-	switch {
-	case dialect.ClassOf(err) == dialect.Setup && !exists:
-		return dialect.Finding{Level: dialect.Notice, Text: "there is none", Advice: "for row locks and fencing numbers run `dblock setup`"}, nil
-	case dialect.ClassOf(err) == dialect.Setup:
-		return dialect.Finding{Level: dialect.Warning, Text: err.Error()}, nil
-	case err != nil:
-		return dialect.Finding{}, err
+	f, err := dialect.TableFinding(exists, err)
+	if err != nil || f.Level != dialect.OK {
+		return f, err
 	}
 	var lacks string
 	err = p.query(ctx, `SELECT coalesce(string_agg(p, ', '), '') FROM unnest('{SELECT,INSERT,UPDATE}'::text[]) AS p

@@ -27,22 +27,14 @@ func (d *DB) Diagnose(ctx context.Context) ([]dialect.Finding, error) {
 	))
 }
 
-// detail is a check that refuses nothing: what it cannot look at is a warning.
+// detail looks only where the server is known.
 func (p *probe) detail(name string, look func(ctx context.Context) (dialect.Finding, error)) dialect.Check {
-	return dialect.Check{Name: name, Run: func(ctx context.Context) (dialect.Finding, error) {
+	return dialect.Detail(name, classify, func(ctx context.Context) (dialect.Finding, error) {
 		if p.foreign {
 			return dialect.Finding{}, nil
 		}
-		f, err := look(ctx)
-		if err == nil {
-			return f, nil
-		}
-		err = classify(ctx, err)
-		if ctx.Err() != nil || dialect.ClassOf(err) == dialect.Lost {
-			return dialect.Finding{}, err
-		}
-		return dialect.Finding{Level: dialect.Warning, Text: "could not be looked at: " + err.Error()}, nil
-	}}
+		return look(ctx)
+	})
 }
 
 func (p *probe) query(ctx context.Context, query string, into ...any) error {
@@ -78,16 +70,7 @@ func (p *probe) azure() bool { return p.engine == 5 || p.engine == 8 || p.engine
 // lockTable is that of the default name.
 func (p *probe) lockTable(ctx context.Context) (dialect.Finding, error) {
 	exists, err := p.db.CheckTable(ctx, dialect.Table{})
-	switch {
-	case dialect.ClassOf(err) == dialect.Setup && !exists:
-		// The catalog shows only objects for which the user has a permission.
-		return dialect.Finding{Level: dialect.Notice, Text: "there is none that this user may see", Advice: "for row locks and fencing numbers run `dblock setup`"}, nil
-	case dialect.ClassOf(err) == dialect.Setup:
-		return dialect.Finding{Level: dialect.Warning, Text: err.Error()}, nil
-	case err != nil:
-		return dialect.Finding{}, err
-	}
-	return dialect.Finding{Level: dialect.OK, Text: "there, with the columns that it needs"}, nil
+	return dialect.TableFinding(exists, err)
 }
 
 // privileges tries what `dblock ls` does.
