@@ -221,8 +221,8 @@ func TestAConnectionIsDiscardedUnderAnOpenTransaction(t *testing.T) {
 	})
 }
 
-// proxy leads to a server. Connections through it can be cut; it takes new ones
-// as before.
+// proxy leads to a server. Each connection through it can be cut, where toxiproxy
+// cuts all or none; it takes new ones as before.
 type proxy struct {
 	dsn   string
 	mu    sync.Mutex

@@ -5,9 +5,6 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"fmt"
-	"io"
-	"net"
-	"net/url"
 	"sync"
 	"testing"
 	"time"
@@ -18,63 +15,16 @@ import (
 
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/postgres"
+	"github.com/dblock-go/dblock/tests/proxy"
 	"github.com/dblock-go/dblock/tests/servers"
 )
 
 // silentProxy leads to a server until silence is called: from then on it accepts
-// connections and reads, but passes nothing on, like a network that went dead.
+// connections, but passes nothing on, like a network that went dead.
 func silentProxy(t testing.TB, dsn string) (throughProxy string, silence func()) {
 	t.Helper()
-	u, err := url.Parse(dsn)
-	must(t, err)
-	target := u.Host
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	u.Host = listener.Addr().String()
-
-	ctx, cancel := context.WithCancel(context.Background())
-	silent := make(chan struct{})
-	var running sync.WaitGroup
-	t.Cleanup(func() {
-		cancel()
-		listener.Close()
-		running.Wait()
-	})
-	pipe := func(to, from net.Conn) {
-		defer to.Close()
-		defer context.AfterFunc(ctx, func() { from.Close() })()
-		_, _ = io.Copy(gate{to, silent}, from)
-	}
-	running.Go(func() {
-		for {
-			client, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			server, err := net.Dial("tcp", target)
-			if err != nil {
-				client.Close()
-				continue
-			}
-			running.Go(func() { pipe(server, client) })
-			running.Go(func() { pipe(client, server) })
-		}
-	})
-	return u.String(), sync.OnceFunc(func() { close(silent) })
-}
-
-type gate struct {
-	io.Writer
-	silent <-chan struct{}
-}
-
-func (g gate) Write(b []byte) (int, error) {
-	select {
-	case <-g.silent:
-		return len(b), nil
-	default:
-		return g.Writer.Write(b)
-	}
+	p := proxy.New(t, dsn)
+	return p.DSN, func() { must(t, p.Poison(proxy.Silence)) }
 }
 
 // lib/pq reads on after a context has ended. That nothing here returns is a test

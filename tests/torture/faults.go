@@ -8,20 +8,17 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	toxiproxy "github.com/Shopify/toxiproxy/v2"
 	"github.com/go-sql-driver/mysql"
-	"github.com/rs/zerolog"
 
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/tests/proxy"
 	"github.com/dblock-go/dblock/tests/servers"
 	"github.com/dblock-go/dblock/tests/torture/history"
 )
@@ -69,8 +66,7 @@ type fault struct {
 // slot is one of the places where a process runs, behind a proxy of its own,
 // until it is killed and the next one takes its place.
 type slot struct {
-	proxy   *toxiproxy.Proxy
-	dsn     string // through the proxy
+	proxy   *proxy.Proxy
 	process *process
 	busy    bool // a fault that lasts goes on
 }
@@ -104,7 +100,7 @@ func newInjector(t testing.TB, o torture, db dblock.DB, admin *sql.DB, keys []db
 		i.names[key.Name(db.Features().Scope)] = key.String()
 	}
 	for range processes {
-		s := newSlot(t, o.dsn)
+		s := &slot{proxy: proxy.New(t, o.dsn)}
 		i.slots = append(i.slots, s)
 		i.start(s)
 	}
@@ -113,7 +109,7 @@ func newInjector(t testing.TB, o torture, db dblock.DB, admin *sql.DB, keys []db
 
 // start starts a fresh process.
 func (i *injector) start(s *slot) {
-	s.process = startProcess(i.t, i.program, history.Plan{DSN: s.dsn, Name: fmt.Sprintf("p%d", len(i.all)), Seed: i.random.Uint64(),
+	s.process = startProcess(i.t, i.program, history.Plan{DSN: s.proxy.DSN, Name: fmt.Sprintf("p%d", len(i.all)), Seed: i.random.Uint64(),
 		Clients: clientsPerProcess, Keys: numberOfKeys, Planted: i.planted})
 	i.all = append(i.all, s.process)
 }
@@ -128,29 +124,6 @@ func (i *injector) records(since int64) (records []history.Record) {
 		}
 	}
 	return records
-}
-
-// newSlot puts a proxy in front of a server. The proxy ends with the test.
-func newSlot(t testing.TB, dsn string) *slot {
-	t.Helper()
-	u, err := url.Parse(dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	upstream := u.Host
-	api := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
-	for range 20 {
-		// Not a port that the system could give to an outgoing connection while the
-		// proxy is stopped.
-		u.Host = fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(10000))
-		proxy := toxiproxy.NewProxy(api, "database", u.Host, upstream)
-		if err = proxy.Start(); err == nil {
-			t.Cleanup(proxy.Stop)
-			return &slot{proxy: proxy, dsn: u.String()}
-		}
-	}
-	t.Fatal(err)
-	return nil
 }
 
 // inject does one fault after the other until ctx ends, and returns when none goes on
@@ -233,11 +206,11 @@ func (i *injector) do(ctx context.Context, k kind) bool {
 	case cutConnections:
 		i.last(ctx, s, k, i.between(time.Millisecond, time.Second), s.proxy.Stop, s.proxy.Start)
 	case resetPeer:
-		i.toxic(ctx, s, k, i.between(100*time.Millisecond, time.Second), `{"type": "reset_peer", "stream": %q}`)
+		i.toxic(ctx, s, k, i.between(100*time.Millisecond, time.Second), proxy.Reset)
 	case silence:
-		i.toxic(ctx, s, k, i.between(time.Second, 12*time.Second), `{"type": "timeout", "stream": %q}`)
+		i.toxic(ctx, s, k, i.between(time.Second, 12*time.Second), proxy.Silence)
 	case latency:
-		i.toxic(ctx, s, k, i.between(time.Second, 5*time.Second), `{"type": "latency", "stream": %q, "attributes": {"latency": 100, "jitter": 90}}`)
+		i.toxic(ctx, s, k, i.between(time.Second, 5*time.Second), proxy.Latency)
 	}
 	return true
 }
@@ -297,15 +270,10 @@ func (i *injector) pause(ctx context.Context, s *slot, k kind, duration time.Dur
 }
 
 // toxic lets a proxy do something to what flows both ways.
-func (i *injector) toxic(ctx context.Context, s *slot, k kind, duration time.Duration, text string) {
+func (i *injector) toxic(ctx context.Context, s *slot, k kind, duration time.Duration, toxic string) {
 	i.last(ctx, s, k, duration,
-		func() {
-			for _, stream := range []string{"upstream", "downstream"} {
-				_, err := s.proxy.Toxics.AddToxicJson(strings.NewReader(fmt.Sprintf(text, stream)))
-				i.must(k, err)
-			}
-		},
-		func() error { s.proxy.Toxics.ResetToxics(context.Background()); return nil })
+		func() { i.must(k, s.proxy.Poison(toxic)) },
+		func() error { s.proxy.Heal(); return nil })
 }
 
 func (i *injector) must(k kind, err error) {
