@@ -27,10 +27,13 @@ package servers
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net/url"
 	"os"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -89,6 +92,13 @@ var shared = registry{servers: map[Kind]func() (*Server, error){}, folders: map[
 // Main runs the tests, then stops the servers that they shared and calls what else has to be cleaned
 // up. It does not return.
 func Main(m *testing.M, cleanups ...func()) {
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		// Tests wait for servers more than they compute.
+		if err := parallel.Value.Set(strconv.Itoa(2 * runtime.GOMAXPROCS(0))); err != nil {
+			fmt.Fprintf(os.Stderr, "servers: run more tests side by side: %v\n", err)
+		}
+	}
 	code := m.Run()
 	shared.close()
 	for _, cleanup := range cleanups {

@@ -19,14 +19,7 @@ var (
 	seed     = flag.Uint64("torture.seed", 0, "what the random choices come from; 0: a random one")
 )
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	// All databases side by side: the tests wait more than they compute.
-	if err := flag.Set("test.parallel", "3"); err != nil {
-		panic(err)
-	}
-	servers.Main(m, program.Remove)
-}
+func TestMain(m *testing.M) { servers.Main(m, program.Remove) }
 
 func TestUnderTorture(t *testing.T) {
 	for _, kind := range []servers.Kind{servers.KindPostgres, servers.KindMySQL, servers.KindMariaDB} {
