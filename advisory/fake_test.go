@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -53,6 +54,10 @@ func (f *fakeServer) OpenSession(ctx context.Context, o dialect.SessionOptions) 
 	s := &fakeSession{server: f, id: int64(f.opened), dead: make(chan struct{})}
 	f.sessions[s] = struct{}{}
 	return s, nil
+}
+
+func (f *fakeServer) Natives() (conn, tx reflect.Type) {
+	return reflect.TypeFor[*fakeSession](), reflect.TypeFor[*sql.Tx]()
 }
 
 func (f *fakeServer) Classify(err error) error {

@@ -3,6 +3,7 @@ package advisory
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -139,6 +140,8 @@ func (l *Lock) release(ctx context.Context) error {
 	held := time.Since(l.since)
 	if err != nil {
 		s.retire(err) // asked or not: the key must not stay behind
+	}
+	if err != nil && !(s.isSettled() && dialect.ClassOf(err) == dblock.ErrLost) {
 		switch dialect.ClassOf(err) {
 		case dblock.ErrNotHeld, dblock.ErrLost, dblock.ErrClosed:
 		default: // no answer in time, for instance: nobody knows how long it was held
@@ -155,7 +158,11 @@ func (l *Lock) release(ctx context.Context) error {
 
 // observeEnd tells the observer that the session ended under the lock.
 func (l *Lock) observeEnd(reason, closeErr error) {
+	if closeErr != nil {
+		reason = fmt.Errorf("%w; %w", reason, closeErr)
+	}
 	l.session.locker.observe(l.ctx, dblock.Event{
-		Kind: dblock.EventLost, Keys: l.keys, Duration: time.Since(l.since), Err: errors.Join(reason, closeErr),
+		Kind: dblock.EventLost, Keys: l.keys, Duration: time.Since(l.since),
+		Err: dblock.NewError("hold", l.session.locker.db, l.keys, reason),
 	})
 }

@@ -29,22 +29,23 @@ import (
 // InTx says so. Nothing is tried again: deadlock.Retry around InTx does that. Each
 // call costs a connection, which nobody uses after fn.
 func InTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx T) error, keys ...dblock.Key) error {
-	const op = "transaction"
 	if l == nil || fn == nil {
-		return fmt.Errorf("dblock: %s: %w", op, errNil)
+		return fmt.Errorf("dblock: transaction: %w", errNil)
 	}
-	return l.onSession(ctx, op, func(ctx context.Context, conn dialect.Session) error {
-		tx, err := conn.Begin(ctx, &sql.TxOptions{Isolation: l.options.Isolation})
+	_, native := l.db.Natives()
+	if err := transaction.Offers[T](native); err != nil {
+		return dblock.NewError("transaction", l.db, keys, err)
+	}
+	return l.onSession(ctx, func(ctx context.Context, s *session) error {
+		tx, err := s.conn.Begin(ctx, &sql.TxOptions{Isolation: l.options.Isolation})
 		if err != nil {
 			return dblock.NewError("begin", l.db, keys, l.db.Classify(err))
 		}
-		return transaction.Run(ctx, l.db, tx, keys, func() error {
-			users, err := transaction.As[T](tx)
-			if err != nil {
-				return dblock.NewError(op, l.db, keys, err)
-			}
-			return fn(ctx, users)
-		})
+		err = transaction.Run(ctx, l.db, tx, keys, func() error { return fn(ctx, transaction.As[T](tx)) })
+		if err == nil {
+			s.settle()
+		}
+		return err
 	}, keys)
 }
 
@@ -54,41 +55,40 @@ func InTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx
 // begins: a transaction that is still open at its return is rolled back, and the
 // connection is closed whatever fn did to it.
 func OnSession[C any](ctx context.Context, l *Locker, fn func(ctx context.Context, conn C) error, keys ...dblock.Key) error {
-	const op = "session"
 	if l == nil || fn == nil {
-		return fmt.Errorf("dblock: %s: %w", op, errNil)
+		return fmt.Errorf("dblock: on session: %w", errNil)
 	}
-	return l.onSession(ctx, op, func(ctx context.Context, conn dialect.Session) error {
-		users, err := transaction.As[C](conn.Statements())
-		if err != nil {
-			return dblock.NewError(op, l.db, keys, err)
-		}
-		return fn(ctx, users)
+	native, _ := l.db.Natives()
+	if err := transaction.Offers[C](native); err != nil {
+		return dblock.NewError("on session", l.db, keys, err)
+	}
+	return l.onSession(ctx, func(ctx context.Context, s *session) error {
+		return fn(ctx, transaction.As[C](s.conn.Statements()))
 	}, keys)
 }
 
 var errNil = dialect.Invalidf("the Locker or the function is nil")
 
-func (l *Locker) onSession(ctx context.Context, op string, work func(ctx context.Context, conn dialect.Session) error, keys []dblock.Key) error {
-	lock, err := l.acquire(ctx, op, false, l.lendable, keys)
+func (l *Locker) onSession(ctx context.Context, work func(ctx context.Context, s *session) error, keys []dblock.Key) error {
+	lock, err := l.acquire(ctx, "lock", false, l.openLendable, keys)
 	if err != nil {
 		return err
 	}
 	return lock.guard(ctx, func(ctx context.Context) error {
 		began := false
-		err := lock.session.lend(ctx, func(ctx context.Context, conn dialect.Session) error {
+		err := lock.session.lend(ctx, func(ctx context.Context, s *session) error {
 			began = true
-			return work(ctx, conn)
+			return work(ctx, s)
 		})
 		if err != nil && !began { // ctx ended just after the grant
-			err = dblock.NewError(op, l.db, keys, l.db.Classify(err))
+			err = dblock.NewError("lock", l.db, keys, l.db.Classify(err))
 		}
 		return err
 	})
 }
 
-// lendable opens a session of the kind that lend needs.
-func (l *Locker) lendable(ctx context.Context) (s *session, reused bool, err error) {
+// openLendable opens a session of the kind that lend needs.
+func (l *Locker) openLendable(ctx context.Context) (s *session, reused bool, err error) {
 	if ctx.Err() != nil {
 		return nil, false, context.Cause(ctx)
 	}
@@ -96,15 +96,34 @@ func (l *Locker) lendable(ctx context.Context) (s *session, reused bool, err err
 }
 
 // lend lets the holder of the session use its connection until work returns.
-func (s *session) lend(ctx context.Context, work func(ctx context.Context, conn dialect.Session) error) error {
+func (s *session) lend(ctx context.Context, work func(ctx context.Context, s *session) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(context.Canceled)
 	defer context.AfterFunc(s.locker.closing, func() { cancel(errLockerClosed) })()
 	return s.use(ctx, func() error {
 		s.setLent(true)
 		defer s.setLent(false)
-		return work(ctx, s.conn)
+		defer func() {
+			if ctx.Err() != nil { // for which a driver closes the connection
+				s.settle()
+			}
+		}()
+		return work(ctx, s)
 	})
+}
+
+// settle says that the session may end from now on: all that was to be done on it
+// was done while it held the keys, or was given up.
+func (s *session) settle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settled = true
+}
+
+func (s *session) isSettled() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.settled
 }
 
 func (s *session) setLent(lent bool) {

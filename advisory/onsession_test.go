@@ -101,3 +101,31 @@ func TestAContextThatEndsWithTheGrantIsNamed(t *testing.T) {
 		}
 	}
 }
+
+func TestASessionThatEndsAfterTheWorkWasGivenUpIsNoLoss(t *testing.T) {
+	f := newFakeServer()
+	lost := 0
+	l := newLocker(t, f, &advisory.Options{Observer: dblock.ObserverFunc(func(_ context.Context, e dblock.Event) {
+		if e.Kind == dblock.EventLost {
+			lost++
+		}
+	})})
+	gaveUp := errors.New("gave up")
+	run := func(cancelled bool) error {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		return advisory.OnSession(ctx, l, func(context.Context, *fakeSession) error {
+			if cancelled {
+				cancel()
+			}
+			f.kill()
+			return gaveUp
+		}, key)
+	}
+	if err := run(true); !errors.Is(err, gaveUp) || errors.Is(err, dblock.ErrLost) || lost != 0 {
+		t.Errorf("after the end of the context: %v, %d events of loss", err, lost)
+	}
+	if err := run(false); !errors.Is(err, gaveUp) || !errors.Is(err, dblock.ErrLost) || lost != 1 {
+		t.Errorf("before: %v, %d events of loss", err, lost)
+	}
+}

@@ -30,6 +30,7 @@ type session struct {
 	listen  context.CancelFunc // ends the monitor's Idle, nil while it is not listening
 	locks   map[*Lock]struct{}
 	lent    bool // to its holder, who uses conn until the function returns
+	settled bool // see settle
 }
 
 func newSession(l *Locker, conn dialect.Session) *session {

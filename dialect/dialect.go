@@ -104,6 +104,9 @@ type DB interface {
 	// AllowUnsafe would refuse. An error says that the server could not be asked.
 	Diagnose(ctx context.Context) ([]Finding, error)
 
+	// Natives are the types of the driver's own connections and transactions, as a
+	// Session's Statements and Begin and the DB's Begin have them.
+	Natives() (conn, tx reflect.Type)
 	// Begin starts a transaction on a connection of the pool.
 	Begin(ctx context.Context, o *sql.TxOptions) (OwnedTx, error)
 	// LockRows locks rows of a lock table in the transaction, in the order of the
@@ -249,7 +252,7 @@ type Statements interface {
 }
 
 // OwnedTx is a transaction that dblock began and therefore ends. Its Native is an
-// *sql.Tx or a pgx.Tx.
+// *sql.Tx or a pgx.Tx (DB.Natives).
 type OwnedTx interface {
 	Statements
 	// Commit returns an error of class Closed if the transaction has ended already.

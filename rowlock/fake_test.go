@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"reflect"
 
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/dialect"
@@ -28,6 +29,10 @@ type fakeDB struct {
 	begun, committed, rolledBack int
 	isolation                    sql.IsolationLevel
 	requests                     []dialect.RowRequest
+}
+
+func (db *fakeDB) Natives() (conn, tx reflect.Type) {
+	return nil, reflect.TypeOf((&fakeTx{db: db}).Native())
 }
 
 func (*fakeDB) Name() string               { return "fake" }

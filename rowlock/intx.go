@@ -42,6 +42,10 @@ func InTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx
 	if _, err := deadlock.OrderRows(l.db, keys...); err != nil {
 		return l.failed(op, keys, err)
 	}
+	_, native := l.db.Natives()
+	if err := transaction.Offers[T](native); err != nil {
+		return l.failed(op, keys, err)
+	}
 	return deadlock.Retry(ctx, l.db, func(ctx context.Context) error {
 		return attempt(ctx, l, fn, keys)
 	}, l.retry(keys))
@@ -72,14 +76,10 @@ func attempt[T any](ctx context.Context, l *Locker, fn func(context.Context, T) 
 		}
 	}()
 	return transaction.Run(ctx, l.db, tx, keys, func() error {
-		users, err := transaction.As[T](tx)
-		if err != nil {
-			return l.failed("transaction", keys, err)
-		}
 		if _, err := l.lock(ctx, tx, keys, dialect.RowRequest{}); err != nil {
 			return l.failed("lock", keys, err)
 		}
 		acquired = time.Now()
-		return fn(ctx, users)
+		return fn(ctx, transaction.As[T](tx))
 	})
 }

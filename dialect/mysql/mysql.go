@@ -33,6 +33,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"reflect"
 
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/internal/pinned"
@@ -141,6 +142,11 @@ func (db *DB) Name() string { return db.flavor.name }
 // Features: advisory locks have names, which the whole server shares.
 func (db *DB) Features() dialect.Features {
 	return dialect.Features{ByName: true, Scope: db.database}
+}
+
+// Natives are those of database/sql.
+func (db *DB) Natives() (conn, tx reflect.Type) {
+	return reflect.TypeFor[*sql.Conn](), reflect.TypeFor[*sql.Tx]()
 }
 
 // SQL is the pool.

@@ -18,6 +18,7 @@ import (
 	"database/sql"
 	"errors"
 	"net/url"
+	"reflect"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -222,6 +223,14 @@ func (d *DB) Name() string { return "postgres" }
 // confined to one database. Loss is heard of over pgx.
 func (d *DB) Features() dialect.Features {
 	return dialect.Features{Shared: true, Transaction: true, HearsLoss: d.config != nil}
+}
+
+// Natives are pgx's where the database was made of a pgx pool or configuration.
+func (d *DB) Natives() (conn, tx reflect.Type) {
+	if d.pool == nil {
+		return reflect.TypeFor[*sql.Conn](), reflect.TypeFor[*sql.Tx]()
+	}
+	return reflect.TypeFor[*pgx.Conn](), reflect.TypeFor[pgx.Tx]()
 }
 
 // SQL is the database/sql pool that New was given, or one that draws its

@@ -24,6 +24,7 @@ import (
 	"context"
 	"database/sql"
 	"net/url"
+	"reflect"
 	"strings"
 
 	mssql "github.com/microsoft/go-mssqldb"
@@ -146,6 +147,11 @@ func (d *DB) Name() string { return "sqlserver" }
 // Server does not tell a quiet client that its session was ended.
 func (d *DB) Features() dialect.Features {
 	return dialect.Features{ByName: true, Shared: true, Transaction: true}
+}
+
+// Natives are those of database/sql.
+func (d *DB) Natives() (conn, tx reflect.Type) {
+	return reflect.TypeFor[*sql.Conn](), reflect.TypeFor[*sql.Tx]()
 }
 
 // SQL is the pool.

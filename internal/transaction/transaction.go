@@ -63,17 +63,22 @@ func rollback(ctx context.Context, db dblock.DB, tx dialect.OwnedTx) error {
 	return db.Classify(tx.Rollback(ctx))
 }
 
-// As is what runs the statements, in the type that the user's function takes: the
-// driver's own, or dblock.Tx.
-func As[T any](statements dialect.Statements) (T, error) {
+// Offers returns an error unless a user's function may take a T, which is what the
+// native type is, or else dblock.Tx.
+func Offers[T any](native reflect.Type) error {
+	t := reflect.TypeFor[T]()
+	if native.AssignableTo(t) || reflect.TypeFor[dblock.Tx]().AssignableTo(t) {
+		return nil
+	}
+	return &dialect.Error{Class: dblock.ErrUnsupported, Hint: fmt.Sprintf(
+		"the function takes a %v, but as this database was opened it can have a %v: take that, or dblock.Tx", t, native)}
+}
+
+// As is what runs the statements in a type that was offered.
+func As[T any](statements dialect.Statements) T {
 	if t, ok := statements.Native().(T); ok {
-		return t, nil
+		return t
 	}
-	if t, ok := dialect.Tx(statements).(T); ok {
-		return t, nil
-	}
-	var none T
-	return none, &dialect.Error{Class: dblock.ErrUnsupported, Hint: fmt.Sprintf(
-		"the function takes a %v, but this database was opened so that it gets a %T: take that, or dblock.Tx",
-		reflect.TypeFor[T](), statements.Native())}
+	t, _ := dialect.Tx(statements).(T)
+	return t
 }

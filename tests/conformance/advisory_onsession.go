@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -131,6 +132,47 @@ func advisoryInTxLost(t *testing.T, h *Harness) {
 		d.mustHaveDone(t, 0)
 	}
 	d.nothingLeft(t)
+}
+
+// sleep runs for some seconds.
+var sleep = map[string]string{
+	"postgres":  "SELECT pg_sleep(20)",
+	"mysql":     "DO SLEEP(20)",
+	"mariadb":   "DO SLEEP(20)",
+	"sqlserver": "WAITFOR DELAY '00:00:20'",
+}
+
+// The driver closes the connection then; nobody else ended the session.
+func advisoryInTxCancelled(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	d.createWork(t)
+	key := dblock.NewKey("job")
+	var lost atomic.Bool
+	l := newLocker(t, d.DB, &advisory.Options{Observer: dblock.ObserverFunc(func(_ context.Context, e dblock.Event) {
+		if e.Kind == dblock.EventLost {
+			lost.Store(true)
+		}
+	})})
+	for what, call := range map[string]func(ctx context.Context, fn func(ctx context.Context, on dblock.Tx) error) error{
+		"InTx": func(ctx context.Context, fn func(ctx context.Context, on dblock.Tx) error) error {
+			return advisory.InTx(ctx, l, fn, key)
+		},
+		"OnSession": func(ctx context.Context, fn func(ctx context.Context, on dblock.Tx) error) error {
+			return advisory.OnSession(ctx, l, fn, key)
+		},
+	} {
+		ctx, cancel := context.WithCancel(testContext(t))
+		err := call(ctx, func(ctx context.Context, on dblock.Tx) error {
+			time.AfterFunc(100*time.Millisecond, cancel)
+			_, err := on.ExecContext(ctx, sleep[d.DB.Name()])
+			return err
+		})
+		if err == nil || errors.Is(err, dblock.ErrLost) || lost.Load() {
+			t.Errorf("%s: %v, heard of a loss: %t", what, err, lost.Load())
+		}
+	}
+	d.nothingLeft(t)
+	mustBeFree(t, l, key)
 }
 
 func advisoryOnSession(t *testing.T, h *Harness) {
