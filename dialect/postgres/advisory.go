@@ -24,10 +24,16 @@ func acquireOne(mode dialect.Mode, try bool) string {
 	case try:
 		return "SELECT pg_backend_pid(), pg_try_advisory_lock($1::bigint), true, ''"
 	case mode == dialect.Shared:
-		return "SELECT pg_backend_pid(), pg_advisory_lock_shared($1::bigint) IS NOT NULL, true, ''"
+		return "SELECT pg_backend_pid(), CASE WHEN " + renewed + " THEN pg_advisory_lock_shared($1::bigint) IS NOT NULL END, true, ''"
 	}
-	return "SELECT pg_backend_pid(), pg_advisory_lock($1::bigint) IS NOT NULL, true, ''"
+	return "SELECT pg_backend_pid(), CASE WHEN " + renewed + " THEN pg_advisory_lock($1::bigint) IS NOT NULL END, true, ''"
 }
+
+// renewed limits the waits of its statement, which is then sent again. A statement
+// that waits holds a snapshot, for which VACUUM keeps dead rows and CREATE INDEX
+// CONCURRENTLY waits:
+// https://www.postgresql.org/docs/current/sql-createindex.html#SQL-CREATEINDEX-CONCURRENTLY
+const renewed = "set_config('lock_timeout', '20s', true) IS NOT NULL"
 
 // taking starts a query with the CTEs keys and taken: it takes the keys one
 // after the other and stops at one that is refused, so of several tries for the
@@ -44,13 +50,17 @@ func taking(ids, modes string, xact, try bool) string {
 		}
 		return prefix + "lock" + suffix + "(ids[n + 1])" + result
 	}
+	start := "true"
+	if !try && !xact {
+		start = renewed
+	}
 	return fmt.Sprintf(`WITH RECURSIVE keys AS (SELECT %s::bigint[] AS ids, %s::boolean[] AS shared),
 taken (n, got) AS (
-	SELECT 0, true
+	SELECT 0, %s
 	UNION ALL
 	SELECT n + 1, CASE WHEN shared[n + 1] THEN %s ELSE %s END
 	FROM taken, keys WHERE got AND n < cardinality(ids)
-)`, ids, modes, call("_shared"), call(""))
+)`, ids, modes, start, call("_shared"), call(""))
 }
 
 // acquireSeveral takes all keys or gives back what it got. The columns: the
@@ -82,8 +92,8 @@ fenced AS (
 SELECT pg_backend_pid(), (SELECT bool_and(got) FROM taken), coalesce((SELECT bool_and(ok) FROM undone), true), ` + numbers
 }
 
-// Acquire takes the keys in one statement. Its snapshot is held while it waits,
-// which CREATE INDEX CONCURRENTLY waits for.
+// Acquire takes the keys in one statement, and in a long wait one after the other
+// (see renewed), each of which waits behind those who came before it.
 //
 // A statement that fails keeps the session locks that it was granted before, or
 // while it was being cancelled, so what it may have left is given back.
@@ -101,8 +111,15 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 	var pid int64
 	var got, clean bool
 	var numbers string
-	if err := s.row(ctx, query, args, &pid, &got, &clean, &numbers); err != nil {
-		return nil, s.undo(ctx, r.Keys, err)
+	for {
+		err := s.row(ctx, query, args, &pid, &got, &clean, &numbers)
+		if err == nil {
+			break
+		}
+		undoErr := s.undo(ctx, r.Keys, err)
+		if r.Try || sqlState(err) != "55P03" || undoErr != nil || ctx.Err() != nil {
+			return nil, join(err, undoErr)
+		}
 	}
 	switch {
 	case !clean:
@@ -119,9 +136,9 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 // other, if the server can still be asked: after the session's end it would free
 // them a moment later. It looks before it unlocks, since unlocking what is not
 // held puts a warning into the server's log.
-func (s *session) undo(ctx context.Context, keys []dialect.Key, err error) error {
-	if ctx.Err() != nil || dialect.ClassOf(err) == dialect.Lost {
-		return err
+func (s *session) undo(ctx context.Context, keys []dialect.Key, cause error) error {
+	if ctx.Err() != nil || dialect.ClassOf(cause) == dialect.Lost {
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
@@ -131,7 +148,7 @@ func (s *session) undo(ctx context.Context, keys []dialect.Key, err error) error
 	if undoErr == nil && !released {
 		undoErr = &dialect.Error{Class: dialect.NotHeld, Err: errors.New("a key that the failed call was granted")}
 	}
-	return join(err, undoErr)
+	return undoErr
 }
 
 // undoHeld asks for this session only, which needs no lock on pg_database: there

@@ -472,3 +472,38 @@ func TestOwnSessionsDoNotCountAgainstAPgxPool(t *testing.T) {
 	session(t, db)
 	must(t, conn.Close())
 }
+
+// A statement that waits holds a snapshot. The waiter's is renewed every 20 s.
+func TestWaiterDoesNotHoldUpAnIndexThatIsBuiltConcurrently(t *testing.T) {
+	t.Parallel()
+	db := opened(t)(overPgx(t, servers.Postgres(t).Database(t)))
+	exec(t, db.SQL(), "CREATE TABLE entries (id int)")
+	holder := session(t, db)
+	lock(t, holder, keys(1, 2))
+	granted := make(chan error)
+	for _, wanted := range [][]dialect.Key{keys(1), shared(2), keys(0, 1, 2)} {
+		waiter := session(t, db)
+		go func() {
+			_, err := waiter.Acquire(t.Context(), dialect.Request{Keys: wanted})
+			if err == nil {
+				err = waiter.Release(t.Context(), wanted)
+			}
+			granted <- err
+		}()
+	}
+	eventuallyWaiting(t, db, 1)
+	eventuallyWaiting(t, db, 2)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	_, err := db.SQL().ExecContext(ctx, "CREATE INDEX CONCURRENTLY ON entries (id)")
+	must(t, err)
+	select {
+	case err := <-granted:
+		t.Errorf("a waiter went away: %v", err)
+	default:
+	}
+	must(t, holder.Release(t.Context(), keys(1, 2)))
+	for range 3 {
+		must(t, <-granted)
+	}
+}
