@@ -38,8 +38,8 @@ func newLock(ctx context.Context, s *session, keys []dblock.Key, locked []dialec
 
 type lockInContext struct{}
 
-// FromContext is the lock that the innermost [Locker.Do] around the caller holds;
-// false outside of any.
+// FromContext is the lock that the innermost [Locker.Do], [InTx] or [OnSession]
+// around the caller holds; false outside of any.
 func FromContext(ctx context.Context) (*Lock, bool) {
 	lock, ok := ctx.Value(lockInContext{}).(*Lock)
 	return lock, ok
@@ -87,7 +87,9 @@ func (l *Lock) TokenOf(key dblock.Key) (int64, bool) {
 
 // Check asks the server whether the lock is held. If it is not, the lock is
 // lost: Check returns dblock.ErrLost and the lock's context ends. The end of ctx
-// ends only the wait for the answer.
+// ends only the wait for the answer, with dblock.ErrTimeout or dblock.ErrCanceled.
+// dblock.ErrClosed after Release or the locker's Close, dblock.ErrUnsupported in a
+// function of [InTx] or [OnSession].
 func (l *Lock) Check(ctx context.Context) error {
 	if err := l.Err(); err != nil {
 		return err
@@ -117,7 +119,8 @@ func (l *Lock) Check(ctx context.Context) error {
 //
 // An error says that the lock was not held until now, or may not have been:
 // dblock.ErrLost, dblock.ErrNotHeld, or dblock.ErrClosed after the locker's
-// Close. Either way nothing is held afterwards.
+// Close. Either way nothing is held afterwards. Only dblock.ErrUnsupported, in a
+// function of [InTx] or [OnSession], leaves the lock to the end of that function.
 func (l *Lock) Release(ctx context.Context) error {
 	if err := l.session.refuseLent("release", l.keys); err != nil {
 		return err

@@ -27,6 +27,10 @@ const (
 
 // Locker takes advisory locks on sessions of its own. It is safe for concurrent
 // use; a process needs one for each database.
+//
+// Each call that waits and each [Lock] that is held has one of the server's
+// connections, whatever the number of its keys; two idle ones are kept for 10 s.
+// Many keys that are held together belong into one call.
 type Locker struct {
 	db      dblock.DB
 	options Options
@@ -69,8 +73,14 @@ func New(db dblock.DB, opts ...*Options) (*Locker, error) {
 //
 // Errors: [dblock.ErrTimeout], [dblock.ErrCanceled], [dblock.ErrDeadlock],
 // [dblock.ErrCapacity], [dblock.ErrUnavailable], [dblock.ErrInvalidKey],
-// [dblock.ErrUnsupported], [dblock.ErrClosed], [dblock.ErrLost]. After any of
-// them nothing is held.
+// [dblock.ErrUnsupported], [dblock.ErrClosed], [dblock.ErrLost]; with
+// [Options.Fencing] also [dblock.ErrSetup] and [dblock.ErrDenied]; and
+// [dblock.ErrUnsafe] if the server has become a standby. After any of them nothing
+// is held.
+//
+// On PostgreSQL a wait is asked for anew every 20 s, behind those who wait then: its
+// snapshot holds up VACUUM and CREATE INDEX CONCURRENTLY, and each renewal is an
+// error in the server's log (lock_timeout).
 func (l *Locker) Lock(ctx context.Context, keys ...dblock.Key) (*Lock, error) {
 	return l.acquire(ctx, "lock", false, l.session, keys)
 }
@@ -84,7 +94,7 @@ func (l *Locker) TryLock(ctx context.Context, keys ...dblock.Key) (*Lock, error)
 	return l.acquire(ctx, "try", true, l.session, keys)
 }
 
-// Do runs fn while it holds the keys. The context that fn gets ends with ctx and
+// Do runs fn, once, while it holds the keys. The context that fn gets ends with ctx and
 // with the lock; its cause tells which. The lock is released when fn returns or
 // panics; a panic goes on. [FromContext] gives fn the lock itself, for its fencing
 // number.
@@ -120,7 +130,8 @@ func (l *Lock) guard(ctx context.Context, fn func(ctx context.Context) error) (e
 // Close ends every session. Locks that are still held are lost for their
 // holders, with dblock.ErrClosed as the cause; waiting calls return
 // dblock.ErrClosed. When Close returns, nothing is held and no goroutine of the
-// locker runs. Safe to call again, but not from an observer, which Close waits for.
+// locker runs. Safe to call again, but neither from an observer nor from a function
+// of [InTx] or [OnSession]: Close waits for those, after their contexts have ended.
 func (l *Locker) Close() error {
 	l.mu.Lock()
 	l.closed = true

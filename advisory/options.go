@@ -30,7 +30,8 @@ type Options struct {
 	// Server has no such limit and frees the locks when its own TCP keep-alive
 	// fails.
 	AnswerWithin time.Duration
-	// WaitLimit bounds the wait of every Lock, in addition to its context.
+	// WaitLimit bounds every wait, of Lock, Do, InTx, OnSession and LockTx, in addition
+	// to its context. The time to connect counts.
 	// Default: no limit.
 	WaitLimit time.Duration
 	// StatementGap is the longest time that a function of [InTx] or [OnSession] may

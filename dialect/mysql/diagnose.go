@@ -88,9 +88,9 @@ func (p *probe) privileges(ctx context.Context) (dialect.Finding, error) {
 	var e *dialect.Error
 	switch {
 	case err == nil:
-		return dialect.Finding{Level: dialect.OK, Text: "who holds a lock is shown"}, nil
+		return dialect.Finding{Level: dialect.OK, Text: "`dblock ls` shows who holds a lock"}, nil
 	case errors.As(p.db.failure(ctx, err), &e) && (e.Class == dialect.Denied || e.Class == dialect.Setup):
-		return dialect.Finding{Level: dialect.Notice, Text: "who holds a lock is not shown to this user", Advice: e.Hint}, nil
+		return dialect.Finding{Level: dialect.Notice, Text: "`dblock ls` does not show this user who holds a lock; an acquire that fails names its holder all the same", Advice: e.Hint}, nil
 	}
 	return dialect.Finding{}, err
 }
@@ -153,7 +153,7 @@ func (s settings) deadClients(context.Context) (dialect.Finding, error) {
 	switch {
 	case after > patience:
 		f.Level = dialect.Notice
-		f.Advice = "lower wait_timeout for the application's connections, and let its pool close idle ones earlier; dblock does so on its own sessions"
+		f.Advice = "lower wait_timeout for the application's connections, to 10 min for instance, and let its pool close idle ones earlier; dblock does so on its own sessions"
 	case after < hurry:
 		f.Level = dialect.Notice
 		f.Advice = "transactions of yours that pause for longer are ended, and their locks freed"

@@ -122,7 +122,7 @@ func (p *probe) privileges(ctx context.Context) (dialect.Finding, error) {
 		return dialect.Finding{}, err
 	}
 	if !may {
-		return dialect.Finding{Level: dialect.Notice, Text: "who holds a lock is shown without what other users' sessions do",
+		return dialect.Finding{Level: dialect.Notice, Text: "who holds a lock is shown, but not what sessions of other users are doing",
 			Advice: "GRANT pg_read_all_stats TO " + user}, nil
 	}
 	return dialect.Finding{Level: dialect.OK, Text: "who holds a lock, and what it does, is shown"}, nil

@@ -38,7 +38,7 @@ const (
 	// A wait lasts so long, so that it is one on a busy machine too. A limit of all
 	// waits must leave time for connecting.
 	crossingWait  = 15 * time.Millisecond
-	crossingLimit = 150 * time.Millisecond
+	crossingLimit = 400 * time.Millisecond
 	// The holder gives the key back so much sooner or later than the wait ends, and
 	// as much sooner as lets grants and refusals be about as many.
 	crossingSweep = 5 * time.Millisecond
