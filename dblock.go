@@ -33,6 +33,12 @@ type DB = dialect.DB
 // Statement.ConnPool.(dblock.Tx).
 type Tx = dialect.Tx
 
+// Conn is a connection of database/sql as [advisory.OnSession] lends it: all of
+// *sql.Conn that runs statements.
+//
+// [advisory.OnSession]: https://pkg.go.dev/github.com/dblock-go/dblock/advisory#OnSession
+type Conn = dialect.Conn
+
 // Mode is how a key is held.
 type Mode = dialect.Mode
 

@@ -136,6 +136,8 @@ func (s *fakeSession) Begin(context.Context, *sql.TxOptions) (dialect.OwnedTx, e
 	return nil, errors.New("not in this fake")
 }
 
+func (s *fakeSession) EndStatements(ctx context.Context) error { return s.Ping(ctx) }
+
 // fakeStatements is its session's only user.
 type fakeStatements struct{ *fakeSession }
 

@@ -139,17 +139,22 @@ func (l *Lock) release(ctx context.Context) error {
 	s.remove(l)
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.locker.options.AnswerWithin)
 	defer cancel()
-	err := s.use(bounded, func() error { return s.conn.Release(bounded, l.locked) })
+	err := s.use(bounded, func() error {
+		if s.doubt != nil {
+			return s.doubt
+		}
+		return s.conn.Release(bounded, l.locked)
+	})
 	held := time.Since(l.since)
 	if err != nil {
 		s.retire(err) // asked or not: the key must not stay behind
-	}
-	if err != nil && !(s.isSettled() && dialect.ClassOf(err) == dblock.ErrLost) {
 		switch dialect.ClassOf(err) {
 		case dblock.ErrNotHeld, dblock.ErrLost, dblock.ErrClosed:
 		default: // no answer in time, for instance: nobody knows how long it was held
 			err = &dialect.Error{Class: dblock.ErrLost, Err: err}
 		}
+	}
+	if err != nil && !(s.isSettled() && dialect.ClassOf(err) == dblock.ErrLost) {
 		err = dblock.NewError("release", s.locker.db, l.keys, err)
 		s.locker.observe(ctx, dblock.Event{Kind: dblock.EventLost, Keys: l.keys, Duration: held, Err: err})
 		return err

@@ -204,7 +204,11 @@ func (s *session) acquire(ctx context.Context, r dialect.Request) (tokens []int6
 	asked := false
 	err = s.use(ctx, func() error {
 		asked = true
+		began := time.Now()
 		tokens, err = s.conn.Acquire(ctx, r)
+		if err == nil && time.Since(began) >= s.locker.options.KeepAlive {
+			err = s.confirm(ctx, r.Keys)
+		}
 		if err == nil && ctx.Err() != nil {
 			// A driver closes the connection when the context ends, and may report the
 			// success of a statement whose answer it had already.
@@ -219,6 +223,22 @@ func (s *session) acquire(ctx context.Context, r dialect.Request) (tokens []int6
 		s.locker.recycle(s)
 	}
 	return tokens, err
+}
+
+// confirm asks whether keys are held that were granted after a wait. The answer may
+// have been under way for so long that the server has ended the session meanwhile,
+// of which it had heard nothing since the wait began.
+func (s *session) confirm(ctx context.Context, keys []dialect.Key) error {
+	bounded, cancel := context.WithTimeout(ctx, s.locker.options.AnswerWithin)
+	defer cancel()
+	held, err := s.conn.Held(bounded, keys)
+	switch {
+	case err == nil && !held:
+		return &dialect.Error{Class: dblock.ErrLost, Err: errors.New("the grant came after the server had ended the session")}
+	case err != nil && ctx.Err() == nil && dialect.ClassOf(err) != dblock.ErrLost: // no answer in time
+		return &dialect.Error{Class: dblock.ErrLost, Err: err}
+	}
+	return err
 }
 
 // begin registers a call, so that Close waits for it; false after Close.

@@ -22,7 +22,9 @@ import (
 // [Options.StatementGap] pass between two statements. While it runs nobody listens
 // on its session: that the lock is lost shows in the next statement, at the latest
 // in the commit. The context that it gets ends with ctx and with the locker;
-// [FromContext] has the lock's fencing number, not its Check or Release.
+// [FromContext] has the lock's fencing number, not its Check or Release. The session is
+// set up as the pool's connections are (with pgx: AfterConnect), but has neither
+// statement_timeout nor lock_timeout.
 //
 // InTx returns the error of fn, after a rollback, joined with that of the release. If
 // the connection is lost during the commit nobody knows whether it happened, and
@@ -50,10 +52,11 @@ func InTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx
 }
 
 // OnSession is [InTx] without a transaction: fn gets the connection that holds the
-// keys, an *sql.Conn or, where the database was opened with a pgx pool, a *pgx.Conn.
-// Each statement then succeeds or fails together with the lock. fn ends what it
-// begins: a transaction that is still open at its return is rolled back, and the
-// connection is closed whatever fn did to it.
+// keys, as a dblock.Conn or, where the database was opened with a pgx pool, a
+// *pgx.Conn. Each statement then succeeds or fails together with the lock. fn ends
+// what it begins: a transaction that is still open at its return is rolled back, rows
+// that are still open cost the session and are an error, and the connection is
+// closed whatever fn did to it.
 func OnSession[C any](ctx context.Context, l *Locker, fn func(ctx context.Context, conn C) error, keys ...dblock.Key) error {
 	if l == nil || fn == nil {
 		return fmt.Errorf("dblock: on session: %w", errNil)
@@ -107,9 +110,19 @@ func (s *session) lend(ctx context.Context, work func(ctx context.Context, s *se
 			if ctx.Err() != nil { // for which a driver closes the connection
 				s.settle()
 			}
+			s.reclaim(ctx)
 		}()
 		return work(ctx, s)
 	})
+}
+
+// reclaim ends what work has left open before the keys are free. Where that is not
+// possible the release closes the session, and the server ends all of it in this
+// order.
+func (s *session) reclaim(ctx context.Context) {
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.locker.options.AnswerWithin)
+	defer cancel()
+	s.doubt = s.conn.EndStatements(bounded)
 }
 
 // settle says that the session may end from now on: all that was to be done on it

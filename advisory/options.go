@@ -17,7 +17,7 @@ type Options struct {
 	// KeepAlive is the time between two signs of life on a session that is
 	// otherwise idle, at least 10 ms. Where the server's end of a session is heard
 	// at once (PostgreSQL through pgx) it finds dead networks only, default 5 s.
-	// Elsewhere it is how soon any loss is noticed, default 500 ms.
+	// Elsewhere it is how soon any loss is noticed, default 500 ms and at most 5 s.
 	KeepAlive time.Duration
 	// AnswerWithin is how long the server may take to answer a sign of life, a
 	// Check or a Release before the session counts as lost, at least 100 ms.
@@ -58,6 +58,10 @@ const (
 	keepAliveHeard   = 5 * time.Second
 	keepAliveDefault = 500 * time.Millisecond
 	keepAliveMin     = 10 * time.Millisecond
+	// keepAliveMax is for sessions that hear nothing between heartbeats: a network
+	// that is dead in one direction lets the operating system of the client end the
+	// connection after 6 s, and thereby the server the session.
+	keepAliveMax = 5 * time.Second
 
 	answerWithinDefault = 4 * time.Second
 	answerWithinMin     = 100 * time.Millisecond
@@ -77,6 +81,9 @@ func resolve(db dblock.DB, given []*Options) (Options, error) {
 	}
 	if o.KeepAlive != 0 && o.KeepAlive < keepAliveMin {
 		return o, dialect.Invalidf("KeepAlive %v: at least %v, or 0 for the default", o.KeepAlive, keepAliveMin)
+	}
+	if !db.Features().HearsLoss && o.KeepAlive > keepAliveMax {
+		return o, dialect.Invalidf("KeepAlive %v: at most %v here, where only heartbeats notice a loss", o.KeepAlive, keepAliveMax)
 	}
 	if o.AnswerWithin != 0 && o.AnswerWithin < answerWithinMin {
 		return o, dialect.Invalidf("AnswerWithin %v: at least %v, or 0 for the default", o.AnswerWithin, answerWithinMin)

@@ -19,7 +19,8 @@ type session struct {
 	locker *Locker
 	conn   dialect.Session
 
-	lendable bool // its holder's own statements may run on it
+	lendable bool  // its holder's own statements may run on it
+	doubt    error // why it cannot be used after those; whoever has the turn reads and writes it
 
 	turn    chan struct{} // holds one element while somebody uses conn
 	ended   context.Context

@@ -199,13 +199,16 @@ type Session interface {
 	// because it hears nothing, as they were found on a connection of somebody
 	// else's; restore puts them back.
 	AllowSilence(ctx context.Context) (restore func(ctx context.Context) error, err error)
-	// Statements runs statements of the holder's own on the session. Its Native is
-	// the driver's connection: *sql.Conn or *pgx.Conn, whichever goes with what the
-	// DB was made of. Only sessions with a StatementGap have it.
+	// Statements runs statements of the holder's own on the session. Its Native is a
+	// Conn or a *pgx.Conn, whichever goes with what the DB was made of. Only sessions
+	// with a StatementGap have it.
 	Statements() Statements
 	// Begin starts a transaction of the holder's own on the session. The locks do
 	// not end with it.
 	Begin(ctx context.Context, o *sql.TxOptions) (OwnedTx, error)
+	// EndStatements rolls back what the holder's own statements have left open. After
+	// any error the owner must close the session.
+	EndStatements(ctx context.Context) error
 	// Close ends the session, and with it every lock that it holds. It does not
 	// return before the server was told, or before it is known that it cannot be
 	// told; it takes no context since it must succeed after a cancelled one, and
@@ -242,6 +245,14 @@ type Tx interface {
 type Querier interface {
 	Tx
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+// Conn is a connection of database/sql that its user cannot close: *sql.Conn gives
+// it back to the application's pool then, with the locks of its session.
+type Conn interface {
+	Querier
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+	PrepareContext(ctx context.Context, query string) (*sql.Stmt, error)
 }
 
 // Statements runs statements on a connection of dblock's own.

@@ -144,9 +144,9 @@ func (db *DB) Features() dialect.Features {
 	return dialect.Features{ByName: true, Scope: db.database}
 }
 
-// Natives are those of database/sql.
+// Natives are what database/sql has.
 func (db *DB) Natives() (conn, tx reflect.Type) {
-	return reflect.TypeFor[*sql.Conn](), reflect.TypeFor[*sql.Tx]()
+	return reflect.TypeFor[dialect.Conn](), reflect.TypeFor[*sql.Tx]()
 }
 
 // SQL is the pool.

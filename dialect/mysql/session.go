@@ -3,7 +3,9 @@ package mysql
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/dblock-go/dblock/dialect"
@@ -44,6 +46,11 @@ func (db *DB) OpenSession(ctx context.Context, o dialect.SessionOptions) (dialec
 	if err := s.start(ctx, db.flavor.settings(o), readWrite); err != nil {
 		return nil, join(db.failure(ctx, err), conn.Destroy())
 	}
+	if o.StatementGap > 0 {
+		if _, err := s.allowPauses(ctx, o.StatementGap); err != nil {
+			return nil, join(err, conn.Destroy())
+		}
+	}
 	return s, nil
 }
 
@@ -81,27 +88,57 @@ func (s *session) Ping(ctx context.Context) error {
 	return s.failure(ctx, s.conn.PingContext(ctx))
 }
 
-// AllowSilence lifts wait_timeout, which ends transactions that pause, too.
+// idleLimits end sessions that pause, the latter three of them, which are MariaDB's,
+// those that pause in a transaction. A server has wait_timeout and perhaps the others.
+// https://mariadb.com/docs/server/ref/mdb/system-variables/idle_transaction_timeout/
+const idleLimits = "'wait_timeout', 'idle_transaction_timeout', 'idle_write_transaction_timeout', 'idle_readonly_transaction_timeout'"
+
+// AllowSilence lifts what the server has of idleLimits.
 func (s *session) AllowSilence(ctx context.Context) (restore func(ctx context.Context) error, err error) {
-	var limit int64
-	if _, err := queryRow(ctx, s.conn, "SELECT @@SESSION.wait_timeout", &limit); err != nil {
-		return nil, s.failure(ctx, err)
-	}
-	set := func(limit int64) func(ctx context.Context) error {
-		return func(ctx context.Context) error {
-			_, err := s.conn.ExecContext(ctx, fmt.Sprintf("SET SESSION wait_timeout = %d", limit))
-			return s.failure(ctx, err)
-		}
-	}
-	return set(limit), set(seconds(longestWait))(ctx)
+	return s.allowPauses(ctx, longestWait)
 }
 
-// Statements has an *sql.Conn.
-func (s *session) Statements() dialect.Statements { return statements{s.conn} }
+// allowPauses lets the session pause for a time, in a transaction or not.
+func (s *session) allowPauses(ctx context.Context, pause time.Duration) (restore func(ctx context.Context) error, err error) {
+	rows, err := s.conn.QueryContext(ctx, "SHOW SESSION VARIABLES WHERE Variable_name IN ("+idleLimits+")")
+	if err != nil {
+		return nil, s.failure(ctx, err)
+	}
+	defer rows.Close()
+	var before, during []string
+	for rows.Next() {
+		var name string
+		var limit int64
+		if err := rows.Scan(&name, &limit); err != nil {
+			return nil, s.failure(ctx, err)
+		}
+		before = append(before, fmt.Sprintf("SESSION %s = %d", name, limit))
+		lifted := int64(0)
+		if name == "wait_timeout" {
+			lifted = seconds(pause)
+		}
+		during = append(during, fmt.Sprintf("SESSION %s = %d", name, lifted))
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, s.failure(ctx, err)
+	}
+	set := func(ctx context.Context, limits []string) error {
+		_, err := s.conn.ExecContext(ctx, "SET "+strings.Join(limits, ", "))
+		return s.failure(ctx, err)
+	}
+	return func(ctx context.Context) error { return set(ctx, before) }, set(ctx, during)
+}
 
-type statements struct{ *sql.Conn }
+// Statements has a [dialect.Conn].
+func (s *session) Statements() dialect.Statements { return pinned.Statements(s.conn) }
 
-func (c statements) Native() any { return c.Conn }
+func (s *session) EndStatements(ctx context.Context) error {
+	_, err := pinned.Within(ctx, func() error {
+		_, err := s.conn.ExecContext(ctx, "ROLLBACK")
+		return err
+	})
+	return s.failure(ctx, err)
+}
 
 func (s *session) Begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
 	tx, err := s.conn.BeginTx(ctx, o)

@@ -20,13 +20,13 @@ import (
 func acquireOne(mode dialect.Mode, try bool) string {
 	switch {
 	case try && mode == dialect.Shared:
-		return "SELECT pg_backend_pid(), pg_try_advisory_lock_shared($1::bigint), true, ''"
+		return "SELECT " + answering + ", pg_try_advisory_lock_shared($1::bigint), true, ''"
 	case try:
-		return "SELECT pg_backend_pid(), pg_try_advisory_lock($1::bigint), true, ''"
+		return "SELECT " + answering + ", pg_try_advisory_lock($1::bigint), true, ''"
 	case mode == dialect.Shared:
-		return "SELECT pg_backend_pid(), CASE WHEN " + renewed + " THEN pg_advisory_lock_shared($1::bigint) IS NOT NULL END, true, ''"
+		return "SELECT " + answering + ", CASE WHEN " + renewed + " THEN pg_advisory_lock_shared($1::bigint) IS NOT NULL END, true, ''"
 	}
-	return "SELECT pg_backend_pid(), CASE WHEN " + renewed + " THEN pg_advisory_lock($1::bigint) IS NOT NULL END, true, ''"
+	return "SELECT " + answering + ", CASE WHEN " + renewed + " THEN pg_advisory_lock($1::bigint) IS NOT NULL END, true, ''"
 }
 
 // renewed limits the waits of its statement, which is then sent again. A statement
@@ -89,7 +89,7 @@ fenced AS (
 		numbers = "coalesce((SELECT string_agg(fence::text, ',' ORDER BY array_position($3::bigint[], id)) FROM fenced), '')"
 	}
 	return query + `
-SELECT pg_backend_pid(), (SELECT bool_and(got) FROM taken), coalesce((SELECT bool_and(ok) FROM undone), true), ` + numbers
+SELECT ` + answering + `, (SELECT bool_and(got) FROM taken), coalesce((SELECT bool_and(ok) FROM undone), true), ` + numbers
 }
 
 // Acquire takes the keys in one statement, and in a long wait one after the other
@@ -108,11 +108,11 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 	if r.Fence != nil {
 		args = append(args, intArray(dialect.FenceRows(r.Keys)), nameArray(r.Keys))
 	}
-	var pid int64
+	var answer int64
 	var got, clean bool
 	var numbers string
 	for {
-		err := s.row(ctx, query, args, &pid, &got, &clean, &numbers)
+		err := s.row(ctx, query, args, &answer, &got, &clean, &numbers)
 		if err == nil {
 			break
 		}
@@ -142,9 +142,9 @@ func (s *session) undo(ctx context.Context, keys []dialect.Key, cause error) err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	var pid int64
+	var answer int64
 	var released bool
-	undoErr := s.row(ctx, undoHeld, []any{intArray(keys), sharedArray(keys)}, &pid, &released)
+	undoErr := s.row(ctx, undoHeld, []any{intArray(keys), sharedArray(keys)}, &answer, &released)
 	if undoErr == nil && !released {
 		undoErr = &dialect.Error{Class: dialect.NotHeld, Err: errors.New("a key that the failed call was granted")}
 	}
@@ -153,7 +153,7 @@ func (s *session) undo(ctx context.Context, keys []dialect.Key, cause error) err
 
 // undoHeld asks for this session only, which needs no lock on pg_database: there
 // may be no room for one left in the server's lock table.
-const undoHeld = `SELECT pg_backend_pid(), coalesce(bool_and(CASE WHEN shared THEN pg_advisory_unlock_shared(id) ELSE pg_advisory_unlock(id) END), true)
+const undoHeld = "SELECT " + answering + `, coalesce(bool_and(CASE WHEN shared THEN pg_advisory_unlock_shared(id) ELSE pg_advisory_unlock(id) END), true)
 FROM unnest($1::bigint[], $2::boolean[]) AS k (id, shared)
 JOIN (SELECT (classid::bigint << 32) | objid::bigint AS id, mode = 'ShareLock' AS shared
 	FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND pid = pg_backend_pid() AND granted) AS held USING (id, shared)`
@@ -171,9 +171,9 @@ func (s *session) Release(ctx context.Context, keys []dialect.Key) error {
 	case keys[0].Mode == dialect.Shared:
 		query = releaseOneShared
 	}
-	var pid int64
+	var answer int64
 	var missing string
-	if err := s.row(ctx, query, args, &pid, &missing); err != nil || missing == "" {
+	if err := s.row(ctx, query, args, &answer, &missing); err != nil || missing == "" {
 		return err
 	}
 	positions, err := parseInts(missing)
@@ -189,9 +189,9 @@ func (s *session) Release(ctx context.Context, keys []dialect.Key) error {
 
 // The second column lists the positions of keys that were not held.
 const (
-	releaseOne       = "SELECT pg_backend_pid(), CASE WHEN pg_advisory_unlock($1::bigint) THEN '' ELSE '1' END"
-	releaseOneShared = "SELECT pg_backend_pid(), CASE WHEN pg_advisory_unlock_shared($1::bigint) THEN '' ELSE '1' END"
-	releaseSeveral   = `SELECT pg_backend_pid(), coalesce(string_agg(n::text, ',') FILTER (WHERE NOT ok), '') FROM (
+	releaseOne       = "SELECT " + answering + ", CASE WHEN pg_advisory_unlock($1::bigint) THEN '' ELSE '1' END"
+	releaseOneShared = "SELECT " + answering + ", CASE WHEN pg_advisory_unlock_shared($1::bigint) THEN '' ELSE '1' END"
+	releaseSeveral   = "SELECT " + answering + `, coalesce(string_agg(n::text, ',') FILTER (WHERE NOT ok), '') FROM (
 	SELECT n, CASE WHEN shared THEN pg_advisory_unlock_shared(id) ELSE pg_advisory_unlock(id) END AS ok
 	FROM unnest($1::bigint[], $2::boolean[]) WITH ORDINALITY AS k (id, shared, n)
 ) AS released`
@@ -199,12 +199,12 @@ const (
 
 // Held looks the keys up in pg_locks, in the mode that they name.
 func (s *session) Held(ctx context.Context, keys []dialect.Key) (bool, error) {
-	var pid, n int64
-	err := s.row(ctx, `SELECT pg_backend_pid(), count(*)
+	var answer, n int64
+	err := s.row(ctx, "SELECT "+answering+`, count(*)
 		FROM unnest($1::bigint[], $2::boolean[]) AS k (id, shared)
 		JOIN (`+advisoryLocks+`) AS l USING (id, shared)
 		WHERE l.pid = pg_backend_pid() AND l.granted`,
-		[]any{intArray(keys), sharedArray(keys)}, &pid, &n)
+		[]any{intArray(keys), sharedArray(keys)}, &answer, &n)
 	return n == int64(len(keys)), err
 }
 

@@ -56,6 +56,9 @@ func (d *DB) connect(ctx context.Context, o dialect.SessionOptions) (conn, int64
 		return c, int64(c.pgx.PgConn().PID()), nil
 	}
 	c, err := d.dial(ctx, nil)
+	if err == nil && o.StatementGap > 0 {
+		err = d.setUp(ctx, c)
+	}
 	if err != nil {
 		return nil, 0, connectError(ctx, err)
 	}
@@ -93,6 +96,18 @@ func obtain[T any](ctx context.Context, get func(context.Context) (T, error), di
 	case <-ctx.Done():
 		return none, ctx.Err()
 	}
+}
+
+// setUp makes a connection for a holder's statements what those of the pool are.
+func (d *DB) setUp(ctx context.Context, c *pgx.Conn) error {
+	hook := d.pool.Config().AfterConnect
+	if hook == nil {
+		return nil
+	}
+	if err := hook(ctx, c); err != nil {
+		return join(err, hangUp(c))
+	}
+	return nil
 }
 
 // dialSQL is dial for a holder whose statements go through database/sql.
@@ -201,36 +216,23 @@ func (c *sqlConn) exec(ctx context.Context, query string) error {
 	})
 }
 
-// call is one call of the driver. What ends with its context before the driver
-// has returned is the connection's last.
+// call is one call of the driver, or of database/sql, which waits for rows and
+// transactions that a holder left open. What ends with its context before that has
+// returned is the connection's last.
 func (c *sqlConn) call(ctx context.Context, call func() error) error {
 	switch {
-	case c.pgx != nil:
-		return call()
 	case c.abandoned:
 		return errAbandoned
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
-	returned, err := within(ctx, call)
+	returned, err := pinned.Within(ctx, call)
 	c.abandoned = !returned
 	return err
 }
 
 var errAbandoned = &dialect.Error{Class: dialect.Lost, Remains: dialect.RemainsNothing,
 	Err: errors.New("the driver had not returned from a call when its context ended")}
-
-// within returns when the call does or ctx ends, whatever comes first.
-func within(ctx context.Context, call func() error) (returned bool, err error) {
-	result := make(chan error, 1)
-	go func() { result <- call() }()
-	select {
-	case err := <-result:
-		return true, err
-	case <-ctx.Done():
-		return false, ctx.Err()
-	}
-}
 
 func (c *sqlConn) idle(ctx context.Context) error {
 	switch {
@@ -243,7 +245,7 @@ func (c *sqlConn) idle(ctx context.Context) error {
 	return nil
 }
 
-func (c *sqlConn) statements() dialect.Statements { return sqlStatements{c.Conn} }
+func (c *sqlConn) statements() dialect.Statements { return pinned.Statements(c.Conn) }
 
 func (c *sqlConn) begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
 	return beginSQL(ctx, c.BeginTx, o)
@@ -259,9 +261,12 @@ func (c *sqlConn) close() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	returned, err := within(ctx, func() error {
-		if c.pgx == nil {
+	returned, err := pinned.Within(ctx, func() error {
+		switch {
+		case c.pgx == nil:
 			return c.destroy()
+		case c.abandoned: // somebody may still be in the driver; the server sees the end of the connection
+			return join(c.pgx.PgConn().Conn().Close(), c.destroy())
 		}
 		err := c.Raw(func(any) error { return hangUp(c.pgx) })
 		if errors.Is(err, sql.ErrConnDone) {

@@ -62,7 +62,8 @@ var (
 // [DB.Close].
 //
 // Sessions are connections beside the pool, made with its configuration. Of a
-// pgxpool.Config's hooks, BeforeConnect is applied to them and no other.
+// pgxpool.Config's hooks, BeforeConnect is applied to them, and AfterConnect to those
+// that run statements of their holder (advisory.InTx and OnSession).
 //
 // Errors: [dialect.Unsafe] where session locks would not be safe, unless
 // Options.AllowUnsafe is set; [dialect.Unavailable], [dialect.Capacity],
@@ -228,7 +229,7 @@ func (d *DB) Features() dialect.Features {
 // Natives are pgx's where the database was made of a pgx pool or configuration.
 func (d *DB) Natives() (conn, tx reflect.Type) {
 	if d.pool == nil {
-		return reflect.TypeFor[*sql.Conn](), reflect.TypeFor[*sql.Tx]()
+		return reflect.TypeFor[dialect.Conn](), reflect.TypeFor[*sql.Tx]()
 	}
 	return reflect.TypeFor[*pgx.Conn](), reflect.TypeFor[pgx.Tx]()
 }

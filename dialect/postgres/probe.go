@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -55,7 +56,7 @@ func (p *probe) checks() []dialect.Check {
 func (p *probe) close() (err error) {
 	for _, s := range []*session{p.a, p.b} {
 		if s != nil {
-			err = join(err, s.conn.close())
+			err = join(err, s.close())
 		}
 	}
 	return err
@@ -162,7 +163,7 @@ func (p *probe) checkLocks(ctx context.Context) (dialect.Finding, error) {
 }
 
 func (d *DB) ping(ctx context.Context) error {
-	if _, err := within(ctx, func() error { return d.sql.PingContext(ctx) }); err != nil {
+	if _, err := pinned.Within(ctx, func() error { return d.sql.PingContext(ctx) }); err != nil {
 		return connectError(ctx, err)
 	}
 	return nil
@@ -374,7 +375,41 @@ func (p *probe) refuseWithoutLocks(ctx context.Context) error {
 	if _, err := b.Acquire(ctx, try); err != nil {
 		return refuse("a released key stayed locked", err)
 	}
-	return nil
+	return p.refuseLeftLocks(ctx, try)
+}
+
+// freedWithin is how long a server may take to end a session whose client said that
+// it ends.
+const freedWithin = 5 * time.Second
+
+// refuseLeftLocks closes the second connection, which holds a key. A pooler that does
+// not clean its server connections keeps it locked: its session is ended then.
+func (p *probe) refuseLeftLocks(ctx context.Context, try dialect.Request) error {
+	if err := p.b.close(); err != nil {
+		return err
+	}
+	bounded, cancel := context.WithTimeout(ctx, freedWithin)
+	defer cancel()
+	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		_, err := p.a.Acquire(ctx, try)
+		if err == nil {
+			return p.a.Release(ctx, try.Keys)
+		}
+		if dialect.ClassOf(err) != dialect.NotAcquired {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-bounded.Done():
+			if ctx.Err() != nil {
+				return classify(ctx, ctx.Err())
+			}
+			var ended bool
+			err := p.a.conn.queryRow(ctx, "SELECT pg_terminate_backend($1)", []any{p.b.id}, &ended)
+			return join(&dialect.Error{Class: dialect.Unsafe, Err: errors.New("a pooler keeps the locks of clients that are gone"),
+				Hint: "set its server_reset_query to DISCARD ALL, or connect to the server directly"}, classify(ctx, err))
+		}
+	}
 }
 
 // brokenPromise says what locks do not do here, unless a connection ended before

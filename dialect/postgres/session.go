@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"strconv"
 	"sync"
 	"time"
@@ -16,11 +17,19 @@ import (
 
 const pidQuery = "SELECT pg_backend_pid()"
 
+// answering tells which session answers: the server's process and the mark that a
+// session of dblock leaves there, in one number. Behind a pooler several clients
+// may get the same process.
+const answering = "pg_backend_pid()::bigint # coalesce(nullif(current_setting('" + markSetting + "', true), ''), '0')::bigint"
+
+const markSetting = "dblock.session"
+
 // session implements [dialect.Session].
 type session struct {
 	conn  conn
 	close func() error // once
 	id    int64
+	mark  int64 // 0: none was left
 }
 
 func newSession(c conn) *session { return &session{conn: c, close: sync.OnceValue(c.close)} }
@@ -41,7 +50,7 @@ func (d *DB) OpenSession(ctx context.Context, o dialect.SessionOptions) (dialect
 		switch {
 		case behind.standby:
 			err = errStandby
-		case behind.pooler && !d.pooler:
+		case behind.pooler && !d.pooler, behind.marked:
 			err = errPooler
 		}
 	}
@@ -68,14 +77,16 @@ func (d *DB) OnConn(ctx context.Context, c *sql.Conn) (dialect.Session, error) {
 }
 
 // behind is what a connection leads to.
-type behind struct{ standby, pooler bool }
+type behind struct{ standby, pooler, marked bool }
 
 // start makes a session of a connection. A pooler shows by announcing itself as
-// the process instead of the server's.
+// the process instead of the server's, and by the mark of a session before this one,
+// which is still there or was not cleaned away.
 func start(ctx context.Context, c conn, announced int64) (*session, behind, error) {
 	s := newSession(c)
 	var b behind
-	err := c.queryRow(ctx, "SELECT pg_backend_pid(), pg_is_in_recovery()", nil, &s.id, &b.standby)
+	err := c.queryRow(ctx, "SELECT pg_backend_pid(), pg_is_in_recovery(), coalesce(current_setting('"+markSetting+"', true), '') <> ''",
+		nil, &s.id, &b.standby, &b.marked)
 	b.pooler = announced != 0 && announced != s.id
 	return s, b, classify(ctx, err)
 }
@@ -117,9 +128,14 @@ func (s *session) configure(ctx context.Context, o dialect.SessionOptions) error
 	// whose kernel cannot tell.
 	optional := [2]string{"client_connection_check_interval", "1000"}
 
+	mark := rand.Int64()
+	required = append(required, [2]string{markSetting, strconv.FormatInt(mark, 10)})
 	err := s.set(ctx, append(required, optional))
 	if state := sqlState(err); state == "22023" || state == "42501" {
 		err = s.set(ctx, required)
+	}
+	if err == nil {
+		s.mark = mark
 	}
 	return err
 }
@@ -129,12 +145,12 @@ func (s *session) set(ctx context.Context, settings [][2]string) error {
 	for i, setting := range settings {
 		names[i], values[i] = setting[0], setting[1]
 	}
-	var pid, n int64
-	return s.row(ctx, `SELECT pg_backend_pid(), count(set_config(name, value, false))
-		FROM unnest($1::text[], $2::text[]) AS s (name, value)
-		WHERE current_setting(name, true) IS NOT NULL
-		AND (name <> 'synchronous_commit' OR current_setting(name, true) = 'off')`,
-		[]any{textArray(names), textArray(values)}, &pid, &n)
+	var answer, n int64
+	return s.row(ctx, "SELECT answer, n FROM (SELECT "+answering+` AS answer OFFSET 0) AS before, LATERAL (
+		SELECT count(set_config(name, value, false)) AS n FROM unnest($1::text[], $2::text[]) AS s (name, value)
+		WHERE (current_setting(name, true) IS NOT NULL OR name = '`+markSetting+`')
+		AND (name <> 'synchronous_commit' OR current_setting(name, true) = 'off')) AS done`,
+		[]any{textArray(names), textArray(values)}, &answer, &n)
 }
 
 // unreachableFor is how long the server must not have heard from the client's
@@ -165,15 +181,15 @@ func milliseconds(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
 }
 
-// row runs a query whose first column is pg_backend_pid() into dest, whose first
-// element receives it.
-func (s *session) row(ctx context.Context, query string, args []any, pid *int64, dest ...any) error {
-	if err := s.conn.queryRow(ctx, query, args, append([]any{pid}, dest...)...); err != nil {
+// row runs a query whose first column is answering into dest, whose first element
+// receives it.
+func (s *session) row(ctx context.Context, query string, args []any, answer *int64, dest ...any) error {
+	if err := s.conn.queryRow(ctx, query, args, append([]any{answer}, dest...)...); err != nil {
 		return classify(ctx, err)
 	}
-	if *pid != s.id {
+	if *answer != s.id^s.mark {
 		return &dialect.Error{Class: dialect.Lost,
-			Err:  fmt.Errorf("the connection now leads to server process %d instead of %d", *pid, s.id),
+			Err:  fmt.Errorf("the connection does not lead to its own session of server process %d any more", s.id),
 			Hint: poolerHint}
 	}
 	return nil
@@ -192,16 +208,16 @@ func (s *session) Idle(ctx context.Context) error {
 }
 
 func (s *session) Ping(ctx context.Context) error {
-	var pid int64
-	return s.row(ctx, pidQuery, nil, &pid)
+	var answer int64
+	return s.row(ctx, "SELECT "+answering, nil, &answer)
 }
 
 // AllowSilence looks first: mostly there is no limit to lift.
 func (s *session) AllowSilence(ctx context.Context) (restore func(ctx context.Context) error, err error) {
-	var pid int64
+	var answer int64
 	var idle, inTransaction string
-	err = s.row(ctx, "SELECT pg_backend_pid(), coalesce(current_setting($1, true), '0'), current_setting($2)",
-		[]any{idleTimeout, idleInTransactionTimeout}, &pid, &idle, &inTransaction)
+	err = s.row(ctx, "SELECT "+answering+", coalesce(current_setting($1, true), '0'), current_setting($2)",
+		[]any{idleTimeout, idleInTransactionTimeout}, &answer, &idle, &inTransaction)
 	if err != nil || (idle == "0" && inTransaction == "0") {
 		return func(context.Context) error { return nil }, err
 	}
@@ -214,11 +230,16 @@ func (s *session) AllowSilence(ctx context.Context) (restore func(ctx context.Co
 }
 
 // Statements has a *pgx.Conn where the DB was made of a pgx pool or configuration,
-// else an *sql.Conn.
+// else a [dialect.Conn].
 func (s *session) Statements() dialect.Statements { return s.conn.statements() }
 
 func (s *session) Begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
 	return s.conn.begin(ctx, o)
+}
+
+// EndStatements is a warning of the server's where nothing is open.
+func (s *session) EndStatements(ctx context.Context) error {
+	return classify(ctx, s.conn.exec(ctx, "ROLLBACK"))
 }
 
 // Close waits neither for a transaction nor for long for a statement that

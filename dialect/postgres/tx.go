@@ -238,7 +238,7 @@ func pgxOptions(o *sql.TxOptions) (options pgx.TxOptions, err error) {
 	return options, nil
 }
 
-// pgxStatements and sqlStatements are a session's connection for its holder.
+// pgxStatements is a session's connection for its holder.
 type pgxStatements struct{ *pgx.Conn }
 
 func (c pgxStatements) Native() any { return c.Conn }
@@ -247,10 +247,6 @@ func (c pgxStatements) ExecContext(ctx context.Context, query string, args ...an
 	tag, err := c.Exec(ctx, query, args...)
 	return driver.RowsAffected(tag.RowsAffected()), err
 }
-
-type sqlStatements struct{ *sql.Conn }
-
-func (c sqlStatements) Native() any { return c.Conn }
 
 type ownedPgxTx struct{ pgxTx }
 

@@ -241,12 +241,16 @@ func (s *session) AllowSilence(context.Context) (restore func(ctx context.Contex
 	return func(context.Context) error { return nil }, nil
 }
 
-// Statements has an *sql.Conn.
-func (s *session) Statements() dialect.Statements { return statements{s.conn} }
+// Statements has a [dialect.Conn].
+func (s *session) Statements() dialect.Statements { return pinned.Statements(s.conn) }
 
-type statements struct{ *sql.Conn }
-
-func (c statements) Native() any { return c.Conn }
+func (s *session) EndStatements(ctx context.Context) error {
+	_, err := pinned.Within(ctx, func() error {
+		_, err := s.conn.ExecContext(ctx, "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION;")
+		return err
+	})
+	return classify(ctx, err)
+}
 
 func (s *session) Begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
 	return beginOn(ctx, s.conn.BeginTx, o)

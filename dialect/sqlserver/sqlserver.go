@@ -149,9 +149,9 @@ func (d *DB) Features() dialect.Features {
 	return dialect.Features{ByName: true, Shared: true, Transaction: true}
 }
 
-// Natives are those of database/sql.
+// Natives are what database/sql has.
 func (d *DB) Natives() (conn, tx reflect.Type) {
-	return reflect.TypeFor[*sql.Conn](), reflect.TypeFor[*sql.Tx]()
+	return reflect.TypeFor[dialect.Conn](), reflect.TypeFor[*sql.Tx]()
 }
 
 // SQL is the pool.

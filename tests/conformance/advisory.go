@@ -52,6 +52,7 @@ var advisoryClauses = []clause{
 	{"advisory/work in a transaction on the lock's session is lost with the lock", advisoryInTxLost},
 	{"advisory/a context that ends during the work is no loss", advisoryInTxCancelled},
 	{"advisory/statements on the lock's session are lost with the lock", advisoryOnSession},
+	{"advisory/rows that a function leaves open cost the session only", advisoryOpenRows},
 	{"advisory/a pause longer than StatementGap ends lock and work", advisoryStatementGap},
 	{"advisory/a wait limit in a transaction is neither rounded to for ever nor to a try", advisoryTransactionLimits},
 	{"advisory/a transaction that is refused hears who holds the key", advisoryTransactionBlocker},

@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -223,6 +224,32 @@ func advisoryOnSession(t *testing.T, h *Harness) {
 	}
 	d.mustHaveDone(t, 1)
 	d.nothingLeft(t)
+}
+
+// manyRows are more than a driver reads ahead.
+const manyRows = "WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < 100) SELECT a.n FROM s a, s b, s c"
+
+func advisoryOpenRows(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	key := dblock.NewKey("job")
+	l := newLocker(t, d.DB, &advisory.Options{AnswerWithin: time.Second})
+	err := advisory.OnSession(testContext(t), l, func(ctx context.Context, conn dblock.Conn) error {
+		rows, err := conn.QueryContext(context.Background(), manyRows)
+		if err == nil && !rows.Next() {
+			err = rows.Err()
+		}
+		if err == nil {
+			t.Cleanup(func() { rows.Close() })
+		}
+		return err
+	}, key)
+	switch {
+	case errors.Is(err, dblock.ErrUnsupported) && strings.Contains(err.Error(), "*pgx.Conn"): // which closes what it opened
+	case d.DB.Name() != "sqlserver" && !errors.Is(err, dblock.ErrLost):
+		t.Errorf("%v", err)
+	}
+	d.nothingLeft(t)
+	mustBeFree(t, l, key)
 }
 
 // SQL Server ends no idle session.

@@ -2,6 +2,7 @@ package lookalikes_test
 
 import (
 	"context"
+	"maps"
 	"net"
 	"strconv"
 	"strings"
@@ -95,7 +96,7 @@ func (s *postgresStub) answer(conn int, query string, args [][]byte) ([]column, 
 			}
 		}
 		return []column{pid, {pgtype.TextOID, lacks}}, nil
-	case strings.Contains(query, "pg_locks") && strings.HasPrefix(query, "SELECT pg_backend_pid(), count(*)"):
+	case strings.Contains(query, "pg_locks") && strings.Contains(query, "count(*)"):
 		n := "0"
 		for _, by := range s.holders {
 			if by == conn {
@@ -107,7 +108,14 @@ func (s *postgresStub) answer(conn int, query string, args [][]byte) ([]column, 
 	return nil, &refusal{"0A000", "not supported: " + query}
 }
 
+func (s *postgresStub) end(conn int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.holders, func(_ string, holder int) bool { return holder == conn })
+}
+
 func (s *postgresStub) serve(id int, c net.Conn) {
+	defer s.end(id)
 	backend := pgproto3.NewBackend(c, c)
 	if _, err := backend.ReceiveStartupMessage(); err != nil {
 		return

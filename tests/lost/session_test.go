@@ -15,6 +15,7 @@ import (
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/advisory"
 	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/tests/proxy"
 )
 
 const rounds = 50
@@ -77,7 +78,7 @@ func TestASessionThatTheServerKillsIsHeardOf(t *testing.T) {
 
 func TestAClosedSocketIsHeardOf(t *testing.T) {
 	each(t, func(t *testing.T, w way, d *database) {
-		p := newProxy(t, d.dsn)
+		p := newWire(t, d.dsn)
 		db := d.open(t, w, p.dsn)
 		session := func(key dblock.Key) string {
 			query := "SELECT host FROM information_schema.processlist WHERE id = %d"
@@ -100,7 +101,7 @@ func TestAClosedSocketIsHeardOf(t *testing.T) {
 // The proxy takes new connections, so whatever reconnected would succeed.
 func TestNoCallOnTheHandleReconnects(t *testing.T) {
 	each(t, func(t *testing.T, w way, d *database) {
-		p := newProxy(t, d.dsn)
+		p := newWire(t, d.dsn)
 		db := d.open(t, w, p.dsn)
 		l, successors := newLocker(t, db), newLocker(t, d.others)
 		key := dblock.NewKey("projector")
@@ -221,15 +222,46 @@ func TestAConnectionIsDiscardedUnderAnOpenTransaction(t *testing.T) {
 	})
 }
 
-// proxy leads to a server. Each connection through it can be cut, where toxiproxy
+// The network stalls while the grant is under way. Meanwhile the server, which hears
+// nothing more, ends the session and gives the key to somebody else.
+func TestAGrantThatComesTooLateIsNone(t *testing.T) {
+	each(t, func(t *testing.T, w way, d *database) {
+		t.Parallel()
+		p := proxy.New(t, d.dsn)
+		db := d.open(t, w, p.DSN)
+		waiters := newLocker(t, db, &advisory.Options{KeepAlive: 100 * time.Millisecond, AnswerWithin: 500 * time.Millisecond})
+		others := newLocker(t, d.others)
+		key := dblock.NewKey("projector")
+		lock := mustLock(t, others, key)
+		result := make(chan error, 1)
+		go func() {
+			late, err := waiters.Lock(testContext(t), key)
+			if err == nil {
+				t.Errorf("granted; its context says %v", late.Err())
+			}
+			result <- err
+		}()
+		for len(d.left(t, key)) < 2 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		must(t, p.Poison(proxy.Stall))
+		must(t, lock.Release(testContext(t)))
+		successor := mustLock(t, others, key)
+		t.Log(<-result)
+		must(t, successor.Check(testContext(t)))
+		must(t, successor.Release(testContext(t)))
+	})
+}
+
+// wire is a proxy to a server. Each connection through it can be cut, where toxiproxy
 // cuts all or none; it takes new ones as before.
-type proxy struct {
+type wire struct {
 	dsn   string
 	mu    sync.Mutex
 	pairs map[string][2]net.Conn // by the address that the server sees
 }
 
-func newProxy(t testing.TB, dsn string) *proxy {
+func newWire(t testing.TB, dsn string) *wire {
 	t.Helper()
 	u, err := url.Parse(dsn)
 	must(t, err)
@@ -237,7 +269,7 @@ func newProxy(t testing.TB, dsn string) *proxy {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	u.Host = listener.Addr().String()
-	p := &proxy{dsn: u.String(), pairs: map[string][2]net.Conn{}}
+	p := &wire{dsn: u.String(), pairs: map[string][2]net.Conn{}}
 	var running sync.WaitGroup
 	t.Cleanup(func() {
 		listener.Close()
@@ -272,7 +304,7 @@ func newProxy(t testing.TB, dsn string) *proxy {
 
 // cut closes both halves of the connection that the server sees from the
 // address, of all connections if it is empty.
-func (p *proxy) cut(address string) (found bool) {
+func (p *wire) cut(address string) (found bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for seen, pair := range p.pairs {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/tests/servers"
 )
 
 func acquire(s dialect.Session, ctx context.Context, try bool, keys ...dialect.Key) error {
@@ -317,7 +318,7 @@ func TestSilenceOfABorrowedConnectionIsAllowedForAWhile(t *testing.T) {
 func TestHoldersGetTheTypesOfTheirDriver(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		s := e.session(t, e.open(t), dialect.SessionOptions{StatementGap: time.Minute})
-		if id := value[int64](t, e.ctx, s.Statements().Native().(*sql.Conn), "SELECT CONNECTION_ID()"); id != s.ID() {
+		if id := value[int64](t, e.ctx, s.Statements().Native().(dialect.Conn), "SELECT CONNECTION_ID()"); id != s.ID() {
 			t.Errorf("the statement ran on connection %d instead of %d", id, s.ID())
 		}
 		tx, err := s.Begin(e.ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
@@ -331,4 +332,38 @@ func TestHoldersGetTheTypesOfTheirDriver(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// MariaDB has limits of its own for transactions that pause.
+func TestIdleLimitsOfTransactionsAreLifted(t *testing.T) {
+	e := newEnv(t, servers.Start(t, servers.KindMariaDB, "idle-transaction-timeout=1", "idle-write-transaction-timeout=1"))
+	db := e.open(t)
+	s := e.session(t, db, dialect.SessionOptions{StatementGap: time.Minute})
+	conn := e.conn(t)
+	borrowed, err := db.OnConn(e.ctx, conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore, err := borrowed.AllowSilence(e.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx, err := s.Begin(e.ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.exec(t, tx, "UPDATE locks SET fence = 1")
+	e.exec(t, conn, "BEGIN")
+	e.exec(t, conn, "UPDATE locks SET fence = 2 WHERE id = 0")
+	<-time.After(2500 * time.Millisecond)
+	e.exec(t, conn, "COMMIT")
+	if err := tx.Commit(e.ctx); err != nil {
+		t.Error(err)
+	}
+	if err := restore(context.Background()); err != nil {
+		t.Error(err)
+	}
+	if limit := value[int](t, e.ctx, conn, "SELECT @@SESSION.idle_transaction_timeout"); limit != 1 {
+		t.Errorf("idle_transaction_timeout %d instead of that before", limit)
+	}
 }

@@ -111,7 +111,7 @@ func TestEndedSessionIsLostOverEveryDriver(t *testing.T) {
 func TestSettingsOfASession(t *testing.T) {
 	want := map[string]string{
 		"application_name":                    "nightly",
-		"lock_timeout":                        "0",
+		"lock_timeout":                        "20s", // while it asks for the key
 		"statement_timeout":                   "0",
 		"idle_in_transaction_session_timeout": "3s",
 		"idle_session_timeout":                "3s",

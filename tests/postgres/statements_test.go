@@ -25,7 +25,7 @@ func TestHoldersGetTheTypesOfTheirDriver(t *testing.T) {
 		switch c := conn.(type) {
 		case *pgx.Conn:
 			must(t, c.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&pid))
-		case *sql.Conn:
+		case dialect.Conn:
 			must(t, c.QueryRowContext(t.Context(), "SELECT pg_backend_pid()").Scan(&pid))
 		}
 		tx, err := s.Begin(t.Context(), &sql.TxOptions{Isolation: sql.LevelSerializable})

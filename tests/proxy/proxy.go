@@ -47,6 +47,7 @@ func New(t testing.TB, dsn string) *Proxy {
 const (
 	Reset   = `"type": "reset_peer"`
 	Silence = `"type": "timeout"` // nothing arrives any more, and nobody is told
+	Stall   = `"type": "latency", "attributes": {"latency": 5000}`
 	Latency = `"type": "latency", "attributes": {"latency": 100, "jitter": 90}`
 )
 
