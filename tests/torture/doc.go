@@ -57,6 +57,8 @@
 //   - linearizability: there is an order of the grants and the ends of all holds of
 //     a key, each at a moment within its own time, in which it behaves as a lock
 //     does and the numbers grow. Package porcupine searches for it.
+//   - heard: who loses a lock hears of it soon, also while it does nothing: no two
+//     processes that run believe for longer than some seconds to hold a key.
 //   - errors: calls fail for the reasons that their documentation names. A deadlock
 //     is none of these: calls for several keys cannot deadlock each other. An error
 //     without a class is none either.

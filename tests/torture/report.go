@@ -93,7 +93,7 @@ func (r result) hearing() (longest time.Duration) {
 		}
 		for _, h := range byKey[f.Key] {
 			heard := h.heardLoss()
-			if h.shared || h.granted > f.From || heard < f.From || r.disturbed(h, f.From, heard, others...) {
+			if h.shared || h.granted > f.From || heard < f.From || disturbed(r.faults, h, f.From, heard, others...) {
 				continue
 			}
 			longest = max(longest, history.Duration(f.From, heard))
@@ -103,9 +103,9 @@ func (r result) hearing() (longest time.Duration) {
 }
 
 // disturbed reports a fault of some kinds that hit the holder between two moments.
-func (r result) disturbed(h hold, from, to int64, by ...kind) bool {
+func disturbed(faults []fault, h hold, from, to int64, by ...kind) bool {
 	process, _, _ := strings.Cut(h.op, "-")
-	return slices.ContainsFunc(r.faults, func(f fault) bool {
+	return slices.ContainsFunc(faults, func(f fault) bool {
 		return slices.Contains(by, f.Kind) && (f.Process == "" || f.Process == process) && f.From < to && f.To > from
 	})
 }
@@ -115,18 +115,8 @@ func (r result) disturbed(h hold, from, to int64, by ...kind) bool {
 // Left out are processes that were paused, and work on the lock's session, which
 // needs not know.
 func (r result) believed() (longest time.Duration) {
-	for _, holds := range holdsByKey(r.attempts) {
-		for _, h := range holds {
-			heard := h.heardLoss()
-			if heard == 0 || h.call == history.InTx || r.disturbed(h, h.asked, heard, pauseProcess, freezeProcess) {
-				continue
-			}
-			for _, x := range holds {
-				if x.token > h.token && !(x.shared && h.shared) && x.granted < heard {
-					longest = max(longest, history.Duration(x.granted, heard))
-				}
-			}
-		}
+	for _, b := range beliefs(r.attempts, r.faults) {
+		longest = max(longest, b.both)
 	}
 	return longest
 }

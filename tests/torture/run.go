@@ -93,7 +93,7 @@ func (o torture) run(t testing.TB) result {
 	w, folder, records := readWitness(t, admin), artifacts(t), in.records(0)
 	all := attempts(records)
 	found = slices.Concat(found, checkOverlap(all), checkFencing(all), checkStale(all), checkWitness(all, w),
-		checkErrors(all), checkLiveness(all, keys, calm), checkModel(all, folder, modelWithin))
+		checkHeard(all, in.faults), checkErrors(all), checkLiveness(all, keys, calm), checkModel(all, folder, modelWithin))
 	if len(found) > 0 {
 		write(t, filepath.Join(folder, "history.jsonl"), records)
 		write(t, filepath.Join(folder, "witness.jsonl"), w.log)

@@ -20,7 +20,7 @@ import (
 
 const (
 	longestPause = 10 * time.Millisecond // between two steps, mostly
-	longestRest  = 2 * time.Second       // of a holder that does nothing for once
+	longestRest  = 10 * time.Second      // of a holder that does nothing for once
 	patience     = 3 * time.Second       // of a call that has no shorter one
 )
 
