@@ -193,8 +193,9 @@ func (r *run) outcome(results []*goose.MigrationResult, err error) ([]*goose.Mig
 func (r *run) failure(err error) error {
 	parts := []error{err}
 	if joined, ok := err.(interface{ Errors() []error }); ok { // go.uber.org/multierr
-		parts = slices.DeleteFunc(slices.Clone(joined.Errors()), func(e error) bool { return e == sql.ErrConnDone })
+		parts = slices.Clone(joined.Errors())
 	}
+	parts = slices.DeleteFunc(parts, func(e error) bool { return e == sql.ErrConnDone })
 	var all error
 	for _, part := range parts {
 		all = join(all, r.explain(part))
