@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/postgres"
@@ -52,6 +53,27 @@ func TestHoldersGetTheTypesOfTheirDriver(t *testing.T) {
 			return value[int](t, db.SQL(), "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", pid) == 0
 		})
 	})
+}
+
+func TestHoldersStatementsRunAsThePoolSetsThemUp(t *testing.T) {
+	config, err := pgxpool.ParseConfig(servers.Postgres(t).Database(t))
+	must(t, err)
+	config.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
+		_, err := c.Exec(ctx, "SET search_path = app; SET lock_timeout = '1s'")
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	db := opened(t)(postgres.New(t.Context(), pool))
+	s, err := db.OpenSession(t.Context(), dialect.SessionOptions{StatementGap: time.Minute})
+	must(t, err)
+	defer s.Close()
+	var path, timeout string
+	must(t, s.Statements().Native().(*pgx.Conn).QueryRow(t.Context(), "SELECT current_setting('search_path'), current_setting('lock_timeout')").Scan(&path, &timeout))
+	if path != "app" || timeout != "0" {
+		t.Errorf("search_path %s and lock_timeout %s; the former is the pool's, the latter would end waits for keys", path, timeout)
+	}
 }
 
 func TestSilenceOfABorrowedConnectionIsAllowedForAWhile(t *testing.T) {
