@@ -31,9 +31,11 @@ func TestEveryGuaranteeNamesItsTest(t *testing.T) {
 			if clauseFunction, ok := functions[name]; ok {
 				name = clauseFunction
 			}
-			if source, err := os.ReadFile(filepath.Join("..", file)); err != nil {
+			source, err := os.ReadFile(filepath.Join("..", file))
+			switch {
+			case err != nil:
 				t.Error(err)
-			} else if !strings.Contains(string(source), fmt.Sprintf("func %s(", name)) {
+			case name != file && !strings.Contains(string(source), fmt.Sprintf("func %s(", name)):
 				t.Errorf("%s has no test or clause %q", file, match[1])
 			}
 		}
