@@ -20,7 +20,7 @@ const (
 	idleTime = 10 * time.Second
 	// inspectWithin bounds the question who is in the way, so that an answer
 	// without the blocker comes soon rather than late.
-	inspectWithin = 500 * time.Millisecond
+	inspectWithin = 2 * time.Second
 	// waitingAfter is how long a Lock waits before the observer hears of it.
 	waitingAfter = 200 * time.Millisecond
 )

@@ -28,7 +28,7 @@ const (
 	announceEvery = 5 * time.Second
 	// inspectWithin bounds the question who is in the way: it delays the next poll,
 	// and the pool may have no connection left for it.
-	inspectWithin = 500 * time.Millisecond
+	inspectWithin = 2 * time.Second
 	// releaseWithin bounds the release, which the caller's context must not.
 	releaseWithin = 5 * time.Second
 )

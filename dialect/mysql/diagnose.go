@@ -88,7 +88,7 @@ func (p *probe) privileges(ctx context.Context) (dialect.Finding, error) {
 	var e *dialect.Error
 	switch {
 	case err == nil:
-		return dialect.Finding{Level: dialect.OK, Text: "`dblock ls` shows who holds a lock"}, nil
+		return dialect.Finding{Level: dialect.OK, Text: "who holds a lock is shown by `dblock ls`"}, nil
 	case errors.As(p.db.failure(ctx, err), &e) && (e.Class == dialect.Denied || e.Class == dialect.Setup):
 		return dialect.Finding{Level: dialect.Notice, Text: "`dblock ls` does not show this user who holds a lock; an acquire that fails names its holder all the same", Advice: e.Hint}, nil
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/dblock-go/dblock"
@@ -151,7 +152,29 @@ func (d *Database) holdings(keys ...dblock.Key) ([]dialect.Holding, error) {
 	for i, k := range keys {
 		resolved[i] = k.Resolve(d.DB.Features().Scope)
 	}
-	return d.DB.Inspect(ctx, resolved...)
+	found, err := d.DB.Inspect(ctx, resolved...)
+	if err != nil || len(keys) > 0 || d.DB.Features().Scope == "" {
+		return found, err
+	}
+	here, err := d.sessions(ctx)
+	return slices.DeleteFunc(found, func(h dialect.Holding) bool { return !slices.Contains(here, h.Session) }), err
+}
+
+// sessions are those on the database of MySQL or MariaDB.
+func (d *Database) sessions(ctx context.Context) (ids []int64, err error) {
+	rows, err := d.SQL.QueryContext(ctx, "SELECT id FROM information_schema.processlist WHERE db = DATABASE()")
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	return ids, rows.Err()
 }
 
 // waiting waits until the server shows n waiters for the key.

@@ -18,7 +18,7 @@ import (
 
 // DBLOCK_TEST_CROSSINGS is how many times each of these four clauses lets a grant
 // and the end of the wait cross; `make crossings` has them do it 5,000 times each.
-const defaultCrossings = 200
+const defaultCrossings = 80
 
 func crossings(t testing.TB) int {
 	given := os.Getenv("DBLOCK_TEST_CROSSINGS")
@@ -38,7 +38,7 @@ const (
 	// A wait lasts so long, so that it is one on a busy machine too. A limit of all
 	// waits must leave time for connecting.
 	crossingWait  = 15 * time.Millisecond
-	crossingLimit = 400 * time.Millisecond
+	crossingLimit = time.Second
 	// The holder gives the key back so much sooner or later than the wait ends, and
 	// as much sooner as lets grants and refusals be about as many.
 	crossingSweep = 5 * time.Millisecond

@@ -95,7 +95,7 @@ func rowsLostSession(t *testing.T, h *Harness) {
 	d.exec(t, `CREATE TABLE written (n INT PRIMARY KEY)`)
 	key := dblock.NewKey("account", "1")
 	runs := 0
-	err := rowlock.InTx(testContext(t), rowlock.New(d.DB), func(ctx context.Context, tx dialect.OwnedTx) error {
+	err := rowlock.InTx(testContext(t), rowlock.New(d.DB), func(ctx context.Context, tx dblock.Tx) error {
 		runs++
 		if err := execute(ctx, tx, `INSERT INTO written VALUES (1)`); err != nil {
 			return err

@@ -39,7 +39,7 @@ var ErrBroken = errors.New("something did not hold that must: it is marked by âœ
 
 const (
 	// alone is how long a demo waits for another one on the same database.
-	alone = time.Second
+	alone = 5 * time.Second
 	// removeWithin bounds the removal of the demo's tables.
 	removeWithin = 15 * time.Second
 )
