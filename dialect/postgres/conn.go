@@ -226,8 +226,18 @@ func (c *sqlConn) call(ctx context.Context, call func() error) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
-	returned, err := pinned.Within(ctx, call)
-	c.abandoned = !returned
+	bound := ctx
+	if c.pgx != nil { // which returns when its context ends, unless somebody's rows are in the way
+		grace, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		defer cancel()
+		defer context.AfterFunc(ctx, func() { time.AfterFunc(abandonedTimeout, cancel) })()
+		bound = grace
+	}
+	returned, err := pinned.Within(bound, call)
+	if !returned {
+		c.abandoned = true
+		return ctx.Err()
+	}
 	return err
 }
 

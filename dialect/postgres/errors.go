@@ -63,7 +63,7 @@ func meaningOf(code string) (meaning, bool) {
 	case "53300": // too_many_connections, https://www.postgresql.org/docs/current/runtime-config-connection.html#GUC-MAX-CONNECTIONS
 		return meaning{dialect.Capacity, "use fewer connections, or raise max_connections or the role's limit"}, true
 	case "42501": // insufficient_privilege, https://www.postgresql.org/docs/current/sql-grant.html
-		return meaning{dialect.Denied, "grant what the error names: row locks and fencing need USAGE on the lock table's schema and SELECT, INSERT, UPDATE on the table; migrations and setup need CREATE on the schema, and all on their version table"}, true
+		return meaning{dialect.Denied, "row locks and fencing need USAGE on the lock table's schema and SELECT, INSERT, UPDATE on the table; setup and migrations need CREATE on the schema, and all on their version table"}, true
 	case "42P01": // undefined_table
 		return meaning{dialect.Setup, setupHint}, true
 	case "3F000": // invalid_schema_name
