@@ -20,10 +20,6 @@ import (
 // and the end of the wait cross; `make crossings` has them do it 5,000 times each.
 const defaultCrossings = 80
 
-// enoughCrossings are so many that grants and refusals must both occur: the moments
-// of both come closer with each round.
-const enoughCrossings = 1000
-
 func crossings(t testing.TB) int {
 	given := os.Getenv("DBLOCK_TEST_CROSSINGS")
 	if given == "" {
@@ -46,7 +42,7 @@ const (
 	// The holder gives the key back so much sooner or later than the wait ends, and
 	// as much sooner as lets grants and refusals be about as many.
 	crossingSweep = 5 * time.Millisecond
-	crossingStep  = 500 * time.Microsecond
+	crossingStep  = 200 * time.Microsecond
 	// freeWithin is how long after its error what a waiter was granted may still be
 	// seen on the server, which learns of the end of a connection a little later
 	// than its client. The machine may be busy.
@@ -116,7 +112,7 @@ func crossing(by waitEnd) func(t *testing.T, h *Harness) {
 		lanes.Wait()
 		t.Logf("seed %d: %d granted, %d refused, %d left; after an error the key was free at once %d times, else within %v",
 			seed, total.granted, total.refused, total.left, total.atOnce, total.longest.Round(100*time.Microsecond))
-		if rounds >= enoughCrossings && (total.granted == 0 || total.refused == 0) {
+		if rounds >= defaultCrossings && (total.granted == 0 || total.refused == 0) {
 			t.Error("the grant and the end of the wait did not cross")
 		}
 		// Of these keys only: a server may show the locks of other clauses too.
@@ -147,6 +143,8 @@ type crossingLane struct {
 	key, warm        dblock.Key
 	holders, waiters *advisory.Locker
 	lead             time.Duration // of the release
+	grantedLast      bool          // what the last round brought
+	streak           int           // how many rounds before brought the same
 	crossed
 }
 
@@ -168,6 +166,21 @@ func (lane *crossingLane) close(t testing.TB) {
 			t.Error(err)
 		}
 	}
+}
+
+// move lets the other outcome be likelier, ever more while there is always the same.
+func (lane *crossingLane) move(granted bool) {
+	const most = 5
+	if granted == lane.grantedLast {
+		lane.streak = min(lane.streak+1, most)
+	} else {
+		lane.streak, lane.grantedLast = 0, granted
+	}
+	step := crossingStep << lane.streak
+	if granted {
+		step = -step
+	}
+	lane.lead += step
 }
 
 // round runs in a goroutine of its own, so it reports errors and never ends the
@@ -214,7 +227,7 @@ func (lane *crossingLane) round(t testing.TB, late time.Duration) {
 	switch {
 	case err == nil:
 		lane.granted++
-		lane.lead -= crossingStep
+		lane.move(true)
 		err = granted.Release(ctx)
 		// An administrator's cancel that comes too late for the wait may end the
 		// release, which then says that it does not know.
@@ -224,7 +237,7 @@ func (lane *crossingLane) round(t testing.TB, late time.Duration) {
 		told = time.Now()
 	case errors.Is(err, lane.by.class):
 		lane.refused++
-		lane.lead += crossingStep
+		lane.move(false)
 	default:
 		t.Errorf("the waiter: %v", err)
 	}
