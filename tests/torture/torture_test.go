@@ -62,20 +62,25 @@ func chosen(t *testing.T) uint64 {
 func TestPlantedBugsAreFound(t *testing.T) {
 	for planted, checks := range map[string][]string{
 		history.ReleasedEarly: {"linearizability", "overlap"},
-		history.ReleasedInTx:  {"witness"},
+		history.ReleasedInTx:  {"witness", "linearizability", "overlap"},
 		history.NotReleased:   {leak},
 		history.OldToken:      {"fencing", "linearizability"},
 	} {
 		t.Run(planted, func(t *testing.T) {
 			t.Parallel()
-			r := undisturbed(t, planted, program.Build(t, "tests/worker", "planted_bug"), 5*time.Second)
-			found := checksOf(r.violations)
-			for _, check := range checks {
-				if !slices.Contains(found, check) {
-					t.Errorf("seed %d: %q found nothing, but %q: %v", r.seed, check, found, r.violations)
-				}
+			worker := program.Build(t, "tests/worker", "planted_bug")
+			var found []string
+			missing := checks
+			// A busy machine does so little in one run that chance can hide a bug from a check.
+			for run := 0; run < 4 && len(missing) > 0; run++ {
+				r := undisturbed(t, planted, worker, 5*time.Second)
+				t.Logf("found: %v", r.violations)
+				found = append(found, checksOf(r.violations)...)
+				missing = slices.DeleteFunc(slices.Clone(checks), func(c string) bool { return slices.Contains(found, c) })
 			}
-			t.Logf("found by %q: %v", found, r.violations)
+			if len(missing) > 0 {
+				t.Errorf("%q found nothing, but %q", missing, found)
+			}
 		})
 	}
 }
