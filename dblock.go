@@ -106,11 +106,21 @@ func (k Key) String() string {
 	}
 	parts := decode(k.encoded)
 	for i, p := range parts {
-		if p == "" || strings.ContainsAny(p, "/\"\\ ") || strconv.Quote(p) != `"`+p+`"` {
+		if !readable(p) {
 			parts[i] = strconv.Quote(p)
 		}
 	}
 	return strings.Join(parts, "/")
+}
+
+// readable is false for a part that could be misread without quotes.
+func readable(part string) bool {
+	plain := part != ""
+	for i := 0; i < len(part) && plain; i++ {
+		c := part[i]
+		plain = '!' <= c && c <= '~' && c != '/' && c != '"' && c != '\\'
+	}
+	return plain || part != "" && !strings.ContainsAny(part, "/\"\\ ") && strconv.Quote(part) == `"`+part+`"`
 }
 
 // label is String, shortened so that texts stay readable.

@@ -100,10 +100,15 @@ func caseFree(c byte) byte {
 	return '_'
 }
 
+// ResolveID is [Key.Resolve] without the name, for what is locked by id.
+func (k Key) ResolveID() dialect.Key {
+	return dialect.Key{ID: k.id, Label: k.label(), Mode: k.mode}
+}
+
 // Resolve computes what a database locks for the key; see [Key.Name] for the
 // scope.
 func (k Key) Resolve(scope string) dialect.Key {
-	r := dialect.Key{ID: k.id, Label: k.label(), Mode: k.mode}
+	r := k.ResolveID()
 	if k.raw {
 		r.Name = strconv.FormatInt(k.id, 10)
 	} else {

@@ -9,8 +9,8 @@
 //
 // # What a lock promises
 //
-// A [Lock] lives on a connection of the locker's own, which no query of the
-// application can get. As long as the server keeps that session, nobody else is
+// A [Lock] lives on a connection of the locker's own, which other locks share but
+// no query of the application can get. As long as the server keeps that session, nobody else is
 // granted the key. If the session ends (killed by an administrator, by a
 // failover, by the network), the lock ends with it: the locker notices, cancels
 // [Lock.Context] with a cause that matches dblock.ErrLost, and never takes the
@@ -27,6 +27,10 @@
 // fencing numbers. That is for work in the same database.
 //
 //	err = advisory.InTx(ctx, locks, func(ctx context.Context, tx pgx.Tx) error { … }, dblock.NewKey("projector", "orders"))
+//
+// Locks of a transaction end with its commit or rollback, and so cannot be lost
+// without the work either, where the database has them: [DoTx] begins a transaction of
+// the application's pool with them, [Locker.LockTx] takes them in one that has begun.
 //
 // An acquire that returns an error holds nothing. A session whose state is in
 // doubt, after a cancelled wait for instance, is closed and never used again.

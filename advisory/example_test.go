@@ -75,6 +75,24 @@ func ExampleInTx() {
 	}
 }
 
+// The locks come with the BEGIN and go with the COMMIT.
+func ExampleDoTx() {
+	ctx := context.Background()
+	locks, err := advisory.New(db)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close()
+
+	err = advisory.DoTx(ctx, locks, func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "UPDATE accounts SET balance = balance - 10 WHERE id = 42")
+		return err
+	}, dblock.NewKey("account", "42"))
+	if err != nil {
+		log.Print(err)
+	}
+}
+
 // Readers share a key, a writer has it alone; one call takes both kinds.
 func ExampleLocker_Lock_shared() {
 	ctx := context.Background()

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/dialect"
 )
 
@@ -21,20 +22,31 @@ type fakeServer struct {
 
 	hears    bool
 	openErr  error
+	slowOpen time.Duration
+	delay    time.Duration            // round trip
+	slowEnd  time.Duration            // of each session
 	slowPing atomic.Int64             // nanoseconds that the answer takes
 	cutOff   atomic.Bool              // no answer at all
 	acquired func(*fakeSession) error // runs after a grant; its error is returned although the keys are held
 
-	mu       sync.Mutex
-	changed  *sync.Cond
-	opened   int
-	sessions map[*fakeSession]struct{}
-	holders  map[int64]*fakeSession
-	tokens   map[int64]int64
+	checked sync.Once // for sessions left open
+
+	mu                   sync.Mutex
+	changed              *sync.Cond
+	opened               int
+	exchanges            int
+	room                 int          // of each session; 0: 500
+	full                 bool         // there is no room for more sessions that hold keys
+	waiting, mostWaiting int          // sessions
+	exchange             func() error // runs after an exchange; its error is returned although it was done
+	sessions             map[*fakeSession]struct{}
+	holders              map[int64]*fakeSession
+	lines                map[int64][]*fakeSession // waiting, in their order
+	tokens               map[int64]int64
 }
 
 func newFakeServer() *fakeServer {
-	f := &fakeServer{sessions: map[*fakeSession]struct{}{}, holders: map[int64]*fakeSession{}, tokens: map[int64]int64{}}
+	f := &fakeServer{sessions: map[*fakeSession]struct{}{}, holders: map[int64]*fakeSession{}, lines: map[int64][]*fakeSession{}, tokens: map[int64]int64{}}
 	f.changed = sync.NewCond(&f.mu)
 	return f
 }
@@ -45,6 +57,11 @@ func (f *fakeServer) Features() dialect.Features {
 }
 
 func (f *fakeServer) OpenSession(ctx context.Context, o dialect.SessionOptions) (dialect.Session, error) {
+	select {
+	case <-time.After(f.slowOpen):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.openErr != nil {
@@ -84,7 +101,14 @@ func (f *fakeServer) Inspect(_ context.Context, keys ...dialect.Key) ([]dialect.
 }
 
 // open and held are what an administrator would see.
-func (f *fakeServer) open() int { f.mu.Lock(); defer f.mu.Unlock(); return len(f.sessions) }
+func (f *fakeServer) open() int        { f.mu.Lock(); defer f.mu.Unlock(); return len(f.sessions) }
+func (f *fakeServer) waiters() int     { f.mu.Lock(); defer f.mu.Unlock(); return f.waiting }
+func (f *fakeServer) mostWaiters() int { f.mu.Lock(); defer f.mu.Unlock(); return f.mostWaiting }
+func (f *fakeServer) holds(k dblock.Key) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.holders[k.ID()] != nil
+}
 func (f *fakeServer) held() int { f.mu.Lock(); defer f.mu.Unlock(); return len(f.holders) }
 
 // kill ends all sessions, as an administrator or a restart would.
@@ -94,6 +118,13 @@ func (f *fakeServer) kill() {
 	for s := range f.sessions {
 		f.drop(s)
 	}
+}
+
+// killHolder ends the session that holds a key.
+func (f *fakeServer) killHolder(id int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.drop(f.holders[id])
 }
 
 func (f *fakeServer) drop(s *fakeSession) {
@@ -154,7 +185,7 @@ func (s *fakeSession) alone() func() {
 	return s.busy.Unlock
 }
 
-func (s *fakeSession) alive() error {
+func (s *fakeSession) isAlive() error {
 	select {
 	case <-s.dead:
 		return errGone
@@ -167,6 +198,7 @@ func (s *fakeSession) ID() int64 { return s.id }
 
 func (s *fakeSession) Acquire(ctx context.Context, r dialect.Request) ([]int64, error) {
 	defer s.alone()()
+	time.Sleep(s.server.delay)
 	f := s.server
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -174,7 +206,12 @@ func (s *fakeSession) Acquire(ctx context.Context, r dialect.Request) ([]int64, 
 	defer stop()
 	var tokens []int64
 	for _, k := range r.Keys {
-		for f.holders[k.ID] != nil && s.alive() == nil && ctx.Err() == nil {
+		f.lines[k.ID] = append(f.lines[k.ID], s)
+		defer func() {
+			f.lines[k.ID] = slices.DeleteFunc(f.lines[k.ID], func(waiter *fakeSession) bool { return waiter == s })
+			f.changed.Broadcast()
+		}()
+		for f.holders[k.ID] != s && (f.holders[k.ID] != nil || f.lines[k.ID][0] != s) && s.isAlive() == nil && ctx.Err() == nil {
 			if r.Try {
 				for id, holder := range f.holders {
 					if holder == s && slices.ContainsFunc(r.Keys, func(k dialect.Key) bool { return k.ID == id }) {
@@ -183,17 +220,20 @@ func (s *fakeSession) Acquire(ctx context.Context, r dialect.Request) ([]int64, 
 				}
 				return nil, &dialect.Error{Class: dialect.NotAcquired}
 			}
+			f.waiting++
+			f.mostWaiting = max(f.mostWaiting, f.waiting)
 			f.changed.Wait()
+			f.waiting--
 		}
-		if err := s.alive(); err != nil {
+		if err := s.isAlive(); err != nil {
 			return nil, err
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		f.holders[k.ID] = s
-		f.tokens[k.ID]++
-		tokens = append(tokens, f.tokens[k.ID])
+		tokens = append(tokens, f.tokens[k.ID]+1)
+		f.tokens[k.ID] += int64(max(r.Numbers, 1))
 	}
 	if f.acquired != nil {
 		if err := f.acquired(s); err != nil {
@@ -208,13 +248,14 @@ func (s *fakeSession) Acquire(ctx context.Context, r dialect.Request) ([]int64, 
 
 func (s *fakeSession) Release(ctx context.Context, keys []dialect.Key) error {
 	defer s.alone()()
+	time.Sleep(s.server.delay)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	f := s.server
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := s.alive(); err != nil {
+	if err := s.isAlive(); err != nil {
 		return err
 	}
 	for _, k := range keys {
@@ -227,17 +268,70 @@ func (s *fakeSession) Release(ctx context.Context, keys []dialect.Key) error {
 	return nil
 }
 
-func (s *fakeSession) Held(_ context.Context, keys []dialect.Key) (bool, error) {
+func (s *fakeSession) Held(_ context.Context, keys []dialect.Key) ([]bool, error) {
 	defer s.alone()()
 	f := s.server
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, k := range keys {
-		if f.holders[k.ID] != s {
-			return false, s.alive()
+	held := make([]bool, len(keys))
+	for i, k := range keys {
+		held[i] = f.holders[k.ID] == s
+	}
+	return held, s.isAlive()
+}
+
+func (s *fakeSession) Exchange(_ time.Time, tries, releases []dialect.Key) (granted, released []bool, err error) {
+	defer s.alone()()
+	time.Sleep(s.server.delay)
+	f := s.server
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := s.isAlive(); err != nil {
+		return nil, nil, err
+	}
+	f.exchanges++
+	for _, k := range tries {
+		free := f.holders[k.ID] == nil || f.holders[k.ID] == s // as the servers do
+		if free {
+			f.holders[k.ID] = s
+			f.tokens[k.ID]++
+		}
+		granted = append(granted, free)
+	}
+	for _, k := range releases {
+		held := f.holders[k.ID] == s
+		if held {
+			delete(f.holders, k.ID)
+		}
+		released = append(released, held)
+	}
+	f.changed.Broadcast()
+	if f.exchange != nil {
+		if err := f.exchange(); err != nil {
+			return nil, nil, err
 		}
 	}
-	return true, s.alive()
+	if f.acquired != nil && len(tries) > 0 {
+		if err := f.acquired(s); err != nil {
+			return nil, nil, err
+		}
+	}
+	return granted, released, nil
+}
+
+func (s *fakeSession) Alive(context.Context) error { return s.isAlive() }
+
+func (s *fakeSession) Room(context.Context) (int, error) {
+	f := s.server
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.full:
+		return 0, &dialect.Error{Class: dialect.Capacity}
+	case f.room == 0:
+		return 500, nil
+	}
+	return f.room, nil
 }
 
 func (s *fakeSession) Idle(ctx context.Context) error {
@@ -261,11 +355,12 @@ func (s *fakeSession) Ping(ctx context.Context) error {
 		return ctx.Err()
 	}
 	time.Sleep(time.Duration(s.server.slowPing.Load()))
-	return s.alive()
+	return s.isAlive()
 }
 
 func (s *fakeSession) Close() error {
 	defer s.alone()()
+	time.Sleep(s.server.slowEnd)
 	s.server.mu.Lock()
 	defer s.server.mu.Unlock()
 	s.server.drop(s)

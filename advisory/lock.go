@@ -20,9 +20,15 @@ type Lock struct {
 	locked  []dialect.Key
 	tokens  []int64 // beside locked; nil without fencing
 	since   time.Time
+	alone   bool      // on a session that no other lock can get, whatever the locker's queues say
+	owned   sync.Once // done when the locker's queues do not count the lock any more
 
-	ctx        context.Context
-	finish     context.CancelCauseFunc
+	mu     sync.Mutex
+	values context.Context // whose values the lock's context has
+	ctx    context.Context // nil until somebody asks for it
+	cancel context.CancelCauseFunc
+	reason error // why the lock is not held any more
+
 	once       sync.Once
 	releaseErr error
 }
@@ -30,10 +36,21 @@ type Lock struct {
 // errReleased is why a lock that was given back is not held any more.
 var errReleased = &dialect.Error{Class: dblock.ErrClosed, Err: errors.New("the lock was released")}
 
-func newLock(ctx context.Context, s *session, keys []dblock.Key, locked []dialect.Key, tokens []int64) *Lock {
-	l := &Lock{session: s, keys: keys, locked: locked, tokens: tokens, since: time.Now()}
-	l.ctx, l.finish = context.WithCancelCause(context.WithoutCancel(ctx))
-	return l
+func newLock(c *call, s *session, tokens []int64) *Lock {
+	return &Lock{session: s, keys: c.keys, locked: c.locked, tokens: tokens, since: time.Now(), values: c.ctx}
+}
+
+// finish ends the lock for its holder; the first reason counts.
+func (l *Lock) finish(reason error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.reason != nil {
+		return
+	}
+	l.reason = reason
+	if l.cancel != nil {
+		l.cancel(reason)
+	}
 }
 
 type lockInContext struct{}
@@ -51,15 +68,29 @@ func (l *Lock) Keys() []dblock.Key { return slices.Clone(l.keys) }
 // Context lasts as long as the lock is held. It carries the values of the
 // context that the lock was taken with, but not its end: a deadline for the wait
 // is none for the work. Its cause is that of [Lock.Err].
-func (l *Lock) Context() context.Context { return l.ctx }
+func (l *Lock) Context() context.Context {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ctx == nil {
+		l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(l.values))
+		if l.reason != nil {
+			l.cancel(l.reason)
+		}
+	}
+	return l.ctx
+}
 
 // Done is closed when the lock is not held any more.
-func (l *Lock) Done() <-chan struct{} { return l.ctx.Done() }
+func (l *Lock) Done() <-chan struct{} { return l.Context().Done() }
 
 // Err is nil while the lock is held, then says why it is not: dblock.ErrLost
 // with what ended the session, or dblock.ErrClosed after Release or after the
 // locker's Close.
-func (l *Lock) Err() error { return context.Cause(l.ctx) }
+func (l *Lock) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.reason
+}
 
 // Token is the fencing number of the lock's first key, 0 without
 // [Options.Fencing]. It grows with every grant of the key: who refuses a write
@@ -98,8 +129,11 @@ func (l *Lock) Check(ctx context.Context) error {
 		return err
 	}
 	err := l.session.useDetached(ctx, func(ctx context.Context) error {
-		held, err := l.session.conn.Held(ctx, l.locked)
+		held, err := dialect.HoldsAll(ctx, l.session.conn, l.locked)
 		if err == nil && !held {
+			if released := l.Err(); released != nil { // meanwhile, which others on the session must not pay for
+				return released
+			}
 			err = &dialect.Error{Class: dblock.ErrLost, Err: errors.New("the server says that the session does not hold it")}
 		}
 		if err != nil {
@@ -115,7 +149,9 @@ func (l *Lock) Check(ctx context.Context) error {
 
 // Release gives the keys back. It works with a cancelled ctx. A server that does
 // not answer within [Options.AnswerWithin] is given up and the session closed,
-// which frees the keys. Calling it again returns the same result.
+// which frees the keys. Calling it again returns the same result. A key that another
+// caller of this process waits for may be passed on to it, if the session lives as far as
+// is known here, without asking the server.
 //
 // An error says that the lock was not held until now, or may not have been:
 // dblock.ErrLost, dblock.ErrNotHeld, or dblock.ErrClosed after the locker's
@@ -136,18 +172,9 @@ func (l *Lock) release(ctx context.Context) error {
 		return reason
 	}
 	s := l.session
-	s.remove(l)
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.locker.options.AnswerWithin)
-	defer cancel()
-	err := s.use(bounded, func() error {
-		if s.doubt != nil {
-			return s.doubt
-		}
-		return s.conn.Release(bounded, l.locked)
-	})
+	err := l.giveBack()
 	held := time.Since(l.since)
 	if err != nil {
-		s.retire(err) // asked or not: the key must not stay behind
 		switch dialect.ClassOf(err) {
 		case dblock.ErrNotHeld, dblock.ErrLost, dblock.ErrClosed:
 		default: // no answer in time, for instance: nobody knows how long it was held
@@ -159,9 +186,75 @@ func (l *Lock) release(ctx context.Context) error {
 		s.locker.observe(ctx, dblock.Event{Kind: dblock.EventLost, Keys: l.keys, Duration: held, Err: err})
 		return err
 	}
-	s.locker.recycle(s)
 	s.locker.observe(ctx, dblock.Event{Kind: dblock.EventReleased, Keys: l.keys, Duration: held})
 	return nil
+}
+
+// giveBack passes the key on within the process or returns the keys to the server.
+// After an error the session is closed.
+func (l *Lock) giveBack() error {
+	s := l.session
+	s.remove(l)
+	if !l.alone {
+		passed, err := s.locker.passOn(l)
+		if passed {
+			l.owned.Do(func() {})
+			return nil
+		}
+		defer l.disown()
+		if err != nil {
+			s.retire(err)
+			return err
+		}
+	}
+	return l.returnKeys()
+}
+
+// returnKeys gives the keys back to the server, and the session to the locker.
+func (l *Lock) returnKeys() error {
+	s := l.session
+	err := s.giveBack(l.locked)
+	if err != nil {
+		s.retire(err) // asked or not: the keys must not stay behind
+		return err
+	}
+	if s.multiplexed {
+		s.locker.vacate(s, l.locked)
+	} else {
+		s.locker.recycle(s)
+	}
+	return nil
+}
+
+func (s *session) giveBack(keys []dialect.Key) error {
+	if s.multiplexed && len(keys) == 1 {
+		o := &operation{key: keys[0]}
+		s.exchange(o)
+		if o.err == nil && !o.done {
+			return &dialect.Error{Class: dblock.ErrNotHeld, Err: fmt.Errorf("key %s", keys[0].Label)}
+		}
+		return o.err
+	}
+	s.operations.Add(1)
+	defer s.operations.Add(-1)
+	return s.useBounded(func(ctx context.Context) error {
+		if s.doubt != nil {
+			return s.doubt
+		}
+		return s.conn.Release(ctx, keys)
+	})
+}
+
+// disown lets others in the process have the keys, once.
+func (l *Lock) disown() {
+	if l.alone {
+		return
+	}
+	l.owned.Do(func() {
+		for _, k := range l.locked {
+			l.session.locker.disown(k)
+		}
+	})
 }
 
 // observeEnd tells the observer that the session ended under the lock.
@@ -169,7 +262,7 @@ func (l *Lock) observeEnd(reason, closeErr error) {
 	if closeErr != nil {
 		reason = fmt.Errorf("%w; %w", reason, closeErr)
 	}
-	l.session.locker.observe(l.ctx, dblock.Event{
+	l.session.locker.observe(l.Context(), dblock.Event{
 		Kind: dblock.EventLost, Keys: l.keys, Duration: time.Since(l.since),
 		Err: dblock.NewError("hold", l.session.locker.db, l.keys, reason),
 	})

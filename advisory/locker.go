@@ -6,18 +6,14 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dblock-go/dblock"
-	"github.com/dblock-go/dblock/deadlock"
 	"github.com/dblock-go/dblock/dialect"
 )
 
 const (
-	// maxIdle sessions are kept open for the next call, for idleTime at most: a
-	// new connection costs as much as many calls.
-	maxIdle  = 2
-	idleTime = 10 * time.Second
 	// inspectWithin bounds the question who is in the way, so that an answer
 	// without the blocker comes soon rather than late.
 	inspectWithin = 2 * time.Second
@@ -28,9 +24,15 @@ const (
 // Locker takes advisory locks on sessions of its own. It is safe for concurrent
 // use; a process needs one for each database.
 //
-// Each call that waits and each [Lock] that is held has one of the server's
-// connections, whatever the number of its keys; two idle ones are kept for 10 s.
-// Many keys that are held together belong into one call.
+// Its locks share a few connections: one to four, more where the network is slow, and
+// one for each 500 keys held on PostgreSQL, 10,000 on MySQL, 2,000 on MariaDB. Tries and
+// releases of many goroutines travel in one statement. A key that is not free is waited
+// for on a connection of its own, once for all callers of the process, who get it in the
+// order in which they came: whoever is in the queue when the server grants the key gets
+// it without asking the server again, up to 64 calls and for 100 ms, before it goes back
+// to the server for others; see [Options.MaxWaits]. A fenced lock, and each function of
+// [InTx] and [OnSession], has a connection to itself. What is unused is closed after
+// 10 s. [Options.SessionPerLock] gives each lock a connection instead.
 type Locker struct {
 	db      dblock.DB
 	options Options
@@ -44,11 +46,15 @@ type Locker struct {
 	calls    sync.WaitGroup // under way; none begins after closed is set
 	sessions map[*session]struct{}
 	idle     []idleSession // least recently used first
-}
 
-type idleSession struct {
-	*session
-	since time.Time
+	multiplexed []*session // those that take the keys of many calls
+	opening     *opening   // one more of them; nil if there is none on its way
+	growAfter   time.Time
+	quickest    atomic.Int64  // nanoseconds; see timed
+	slots       chan struct{} // holds one element for each session that waits, or holds what it waited for
+	trying      chan struct{} // holds one element while a waiter beyond those tries on a session of its own
+
+	queues queues
 }
 
 // New makes a Locker. It connects with the first call. At most one Options value
@@ -61,7 +67,8 @@ func New(db dblock.DB, opts ...*Options) (*Locker, error) {
 	if err != nil {
 		return nil, dblock.NewError("new locker", db, nil, err)
 	}
-	l := &Locker{db: db, options: o, sessions: map[*session]struct{}{}}
+	l := &Locker{db: db, options: o, sessions: map[*session]struct{}{},
+		slots: make(chan struct{}, o.MaxWaits), trying: make(chan struct{}, 1), queues: queues{byName: db.Features().ByName, keys: map[lockID]*queue{}}}
 	l.closing, l.close = context.WithCancelCause(context.Background())
 	return l, nil
 }
@@ -82,7 +89,7 @@ func New(db dblock.DB, opts ...*Options) (*Locker, error) {
 // snapshot holds up VACUUM and CREATE INDEX CONCURRENTLY, and each renewal is an
 // error in the server's log (lock_timeout).
 func (l *Locker) Lock(ctx context.Context, keys ...dblock.Key) (*Lock, error) {
-	return l.acquire(ctx, "lock", false, l.session, keys)
+	return l.acquire(ctx, "lock", false, keys)
 }
 
 // TryLock takes all of the keys if they are free now, or none of them. It does
@@ -91,7 +98,7 @@ func (l *Locker) Lock(ctx context.Context, keys ...dblock.Key) (*Lock, error) {
 // Errors: [dblock.ErrNotAcquired], which says who holds the key where the server
 // tells, and those of [Locker.Lock].
 func (l *Locker) TryLock(ctx context.Context, keys ...dblock.Key) (*Lock, error) {
-	return l.acquire(ctx, "try", true, l.session, keys)
+	return l.acquire(ctx, "try", true, keys)
 }
 
 // Do runs fn, once, while it holds the keys. The context that fn gets ends with ctx and
@@ -143,103 +150,16 @@ func (l *Locker) Close() error {
 	sessions := l.sessions
 	l.sessions = map[*session]struct{}{}
 	l.mu.Unlock()
+	var ends sync.WaitGroup // side by side: where the network is dead each takes seconds
 	for s := range sessions {
-		s.retire(errLockerClosed)
+		ends.Go(func() { s.retire(errLockerClosed) })
 	}
+	ends.Wait()
 	l.monitors.Wait()
 	return nil
 }
 
-var (
-	errLockerClosed = &dialect.Error{Class: dblock.ErrClosed, Err: errors.New("the locker was closed")}
-	errIdle         = errors.New("unused")
-)
-
-// draw gives an acquire its session; reused, if it may have died unnoticed.
-type draw func(ctx context.Context) (s *session, reused bool, err error)
-
-func (l *Locker) acquire(ctx context.Context, op string, try bool, draw draw, keys []dblock.Key) (*Lock, error) {
-	locked, err := deadlock.Order(l.db, keys...)
-	if err != nil {
-		return nil, dblock.NewError(op, l.db, keys, err)
-	}
-	if !l.begin() {
-		return nil, dblock.NewError(op, l.db, keys, errLockerClosed)
-	}
-	defer l.calls.Done()
-
-	wait, stop := l.waitContext(ctx)
-	defer stop()
-	began := time.Now()
-	if !try {
-		defer l.announceWait(ctx, keys, locked)()
-	}
-	request := dialect.Request{Keys: locked, Try: try, Fence: l.options.table()}
-	for {
-		s, reused, err := draw(wait)
-		if err != nil {
-			return nil, l.failure(wait, op, keys, locked, began, err)
-		}
-		tokens, err := s.acquire(wait, request)
-		if err == nil {
-			lock := newLock(ctx, s, keys, locked, tokens)
-			if s.add(lock) {
-				l.observeGrant(ctx, lock, time.Since(began))
-				return lock, nil
-			}
-			err = context.Cause(s.ended)
-		}
-		// An idle session may have died unnoticed; it can hold nothing any more.
-		if reused && dialect.ClassOf(err) == dblock.ErrLost && wait.Err() == nil {
-			l.observe(ctx, dblock.Event{Kind: dblock.EventRetried, Keys: keys, Err: err})
-			continue
-		}
-		return nil, l.failure(wait, op, keys, locked, began, err)
-	}
-}
-
-// acquire asks the server. A session that is in doubt afterwards is closed before
-// anybody hears of the error; one that was not even asked is as good as before.
-func (s *session) acquire(ctx context.Context, r dialect.Request) (tokens []int64, err error) {
-	asked := false
-	err = s.use(ctx, func() error {
-		asked = true
-		began := time.Now()
-		tokens, err = s.conn.Acquire(ctx, r)
-		if err == nil && time.Since(began) >= s.locker.options.KeepAlive {
-			err = s.confirm(ctx, r.Keys)
-		}
-		if err == nil && ctx.Err() != nil {
-			// A driver closes the connection when the context ends, and may report the
-			// success of a statement whose answer it had already.
-			err = context.Cause(ctx)
-		}
-		if err != nil && dialect.ClassOf(err) != dblock.ErrNotAcquired {
-			s.close(err)
-		}
-		return err
-	})
-	if !asked || dialect.ClassOf(err) == dblock.ErrNotAcquired {
-		s.locker.recycle(s)
-	}
-	return tokens, err
-}
-
-// confirm asks whether keys are held that were granted after a wait. The answer may
-// have been under way for so long that the server has ended the session meanwhile,
-// of which it had heard nothing since the wait began.
-func (s *session) confirm(ctx context.Context, keys []dialect.Key) error {
-	bounded, cancel := context.WithTimeout(ctx, s.locker.options.AnswerWithin)
-	defer cancel()
-	held, err := s.conn.Held(bounded, keys)
-	switch {
-	case err == nil && !held:
-		return &dialect.Error{Class: dblock.ErrLost, Err: errors.New("the grant came after the server had ended the session")}
-	case err != nil && ctx.Err() == nil && dialect.ClassOf(err) != dblock.ErrLost: // no answer in time
-		return &dialect.Error{Class: dblock.ErrLost, Err: err}
-	}
-	return err
-}
+var errLockerClosed = &dialect.Error{Class: dblock.ErrClosed, Err: errors.New("the locker was closed")}
 
 // begin registers a call, so that Close waits for it; false after Close.
 func (l *Locker) begin() bool {
@@ -252,97 +172,23 @@ func (l *Locker) begin() bool {
 	return true
 }
 
-// waitContext ends with ctx, with the wait limit, and with the locker.
-func (l *Locker) waitContext(ctx context.Context) (context.Context, func()) {
-	wait, cancel := context.WithCancelCause(ctx)
-	unhook := context.AfterFunc(l.closing, func() { cancel(errLockerClosed) })
-	stopTimer := func() {}
-	if l.options.WaitLimit > 0 {
-		limit := fmt.Errorf("wait limit of %v: %w", l.options.WaitLimit, context.DeadlineExceeded)
-		wait, stopTimer = context.WithTimeoutCause(wait, l.options.WaitLimit, limit)
-	}
-	return wait, func() {
-		stopTimer()
-		unhook()
-		cancel(context.Canceled)
-	}
-}
-
-// session draws an idle session or opens one.
-func (l *Locker) session(ctx context.Context) (s *session, reused bool, err error) {
-	if ctx.Err() != nil {
-		return nil, false, context.Cause(ctx)
-	}
-	l.mu.Lock()
-	if n := len(l.idle); n > 0 {
-		s = l.idle[n-1].session
-		l.idle = l.idle[:n-1]
-		l.mu.Unlock()
-		return s, true, nil
-	}
-	l.mu.Unlock()
-	return l.open(ctx, dialect.SessionOptions{KeepAlive: l.options.KeepAlive, AnswerWithin: l.options.AnswerWithin})
-}
-
-func (l *Locker) open(ctx context.Context, o dialect.SessionOptions) (s *session, reused bool, err error) {
-	o.Application = l.options.Application
-	conn, err := l.db.OpenSession(ctx, o)
-	if err != nil {
-		return nil, false, err
-	}
-	s = newSession(l, conn)
-	s.lendable = o.StatementGap > 0
-	l.mu.Lock()
-	l.sessions[s] = struct{}{}
-	l.mu.Unlock()
-	l.monitors.Go(s.monitor)
-	return s, false, nil
-}
-
-// recycle keeps a session that is known to hold nothing for the next call, if it
-// lives and nobody else's statements changed it.
-func (l *Locker) recycle(s *session) {
-	l.mu.Lock()
-	if s.ended.Err() == nil && !s.lendable && len(l.idle) < maxIdle {
-		l.idle = append(l.idle, idleSession{s, time.Now()})
-		l.mu.Unlock()
-		return
-	}
-	l.mu.Unlock()
-	s.retire(errIdle)
-}
-
-// expire takes the session out of the idle ones if it has been unused for long.
-func (l *Locker) expire(s *session) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i, idle := range l.idle {
-		if idle.session == s && time.Since(idle.since) >= idleTime {
-			l.idle = slices.Delete(l.idle, i, i+1)
-			return true
-		}
-	}
-	return false
-}
-
-// forget drops a session that has ended.
-func (l *Locker) forget(s *session) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.sessions, s)
-	l.idle = slices.DeleteFunc(l.idle, func(i idleSession) bool { return i.session == s })
-}
-
 // failure says why an acquire failed: for which time, and who is in the way.
-func (l *Locker) failure(wait context.Context, op string, keys []dblock.Key, locked []dialect.Key, began time.Time, err error) error {
+func (l *Locker) failure(c *call, err error) error {
+	wait := c.ctx
+	if c.wait != nil {
+		wait = c.wait
+	}
 	// A driver's own timer may be a little ahead of the context's.
 	if deadline, ok := wait.Deadline(); ok && time.Until(deadline) <= 0 {
 		<-wait.Done()
 	}
-	if wait.Err() != nil {
-		err = ended(wait, time.Since(began), err)
+	if c.ended() != nil && c.wait != nil {
+		<-wait.Done() // of which that of its parent may be a little ahead, too
 	}
-	return l.withBlocker(wait, op, keys, locked, err, 0)
+	if wait.Err() != nil {
+		err = ended(wait, time.Since(c.began), err)
+	}
+	return l.withBlocker(wait, c.op, c.keys, c.locked, err, 0)
 }
 
 // withBlocker is the error of a call, and says who is in the way if somebody was:
@@ -420,13 +266,16 @@ func (l *Locker) observeGrant(ctx context.Context, lock *Lock, waited time.Durat
 	returned := false
 	defer func() {
 		if !returned {
-			lock.session.remove(lock)
 			lock.finish(errReleased)
-			lock.session.retire(errReleased)
+			_ = lock.giveBack() // after an error the session is closed
 		}
 	}()
 	l.observe(ctx, dblock.Event{Kind: dblock.EventAcquired, Keys: lock.keys, Duration: waited})
 	returned = true
+}
+
+func (l *Locker) observeRetry(ctx context.Context, keys []dblock.Key, err error) {
+	l.observe(ctx, dblock.Event{Kind: dblock.EventRetried, Keys: keys, Err: err})
 }
 
 func (l *Locker) observe(ctx context.Context, e dblock.Event) {

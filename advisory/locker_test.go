@@ -21,12 +21,16 @@ func newLocker(t *testing.T, f *fakeServer, o *advisory.Options) *advisory.Locke
 	if err != nil {
 		t.Fatal(err)
 	}
+	f.checked.Do(func() {
+		t.Cleanup(func() {
+			if n := f.open(); n != 0 {
+				t.Errorf("%d sessions left open after Close", n)
+			}
+		})
+	})
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Error(err)
-		}
-		if n := f.open(); n != 0 {
-			t.Errorf("%d sessions left open after Close", n)
 		}
 	})
 	return l
@@ -169,7 +173,7 @@ func TestAReleaseThatDoesNotGetItsTurnLeavesNothingHeld(t *testing.T) {
 		f := newFakeServer()
 		l := newLocker(t, f, nil)
 		lock := mustLock(t, l, key)
-		f.slowPing.Store(int64(time.Minute))
+		f.cutOff.Store(true)
 		time.Sleep(700 * time.Millisecond)
 		if err := lock.Release(t.Context()); !errors.Is(err, dblock.ErrLost) {
 			t.Errorf("%v", err)

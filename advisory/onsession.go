@@ -73,7 +73,7 @@ func OnSession[C any](ctx context.Context, l *Locker, fn func(ctx context.Contex
 var errNil = dialect.Invalidf("the Locker or the function is nil")
 
 func (l *Locker) onSession(ctx context.Context, work func(ctx context.Context, s *session) error, keys []dblock.Key) error {
-	lock, err := l.acquire(ctx, "lock", false, l.openLendable, keys)
+	lock, err := l.acquireWith(ctx, "lock", false, keys, func(c *call) (*Lock, error) { return l.acquireAlone(c, l.openLendable) })
 	if err != nil {
 		return err
 	}
@@ -95,7 +95,8 @@ func (l *Locker) openLendable(ctx context.Context) (s *session, reused bool, err
 	if ctx.Err() != nil {
 		return nil, false, context.Cause(ctx)
 	}
-	return l.open(ctx, dialect.SessionOptions{StatementGap: l.options.StatementGap})
+	s, err = l.open(ctx, dialect.SessionOptions{StatementGap: l.options.StatementGap})
+	return s, false, err
 }
 
 // lend lets the holder of the session use its connection until work returns.

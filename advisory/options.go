@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/deadlock"
 	"github.com/dblock-go/dblock/dialect"
 )
 
@@ -30,19 +31,32 @@ type Options struct {
 	// Server has no such limit and frees the locks when its own TCP keep-alive
 	// fails.
 	AnswerWithin time.Duration
-	// WaitLimit bounds every wait, of Lock, Do, InTx, OnSession and LockTx, in addition
-	// to its context. The time to connect counts.
+	// WaitLimit bounds every wait, of Lock, Do, InTx, OnSession, LockTx and DoTx, in
+	// addition to its context. The time to connect counts.
 	// Default: no limit.
 	WaitLimit time.Duration
+	// MaxWaits bounds the connections that wait for keys in the database, or hold what
+	// they waited for. Calls beyond that try again and again, at random moments 5 to
+	// 250 ms apart. Calls that wait for the same key need one connection together.
+	// Default: 16.
+	MaxWaits int
+	// SessionPerLock gives each lock a connection of its own, for which it waits in the
+	// database beside all others: nothing is passed on within the process, and a
+	// connection that is lost costs one lock. Default: off.
+	SessionPerLock bool
 	// StatementGap is the longest time that a function of [InTx] or [OnSession] may
 	// let pass between two of its statements: there are no other signs of life
 	// meanwhile, and the server (not SQL Server) then ends the session, with the lock
 	// and the work. It is also how long the server keeps the lock of a process that
 	// vanished in such a function, where nothing else tells the server. Default: 1 min.
 	StatementGap time.Duration
-	// Isolation is the isolation level of the transactions that [InTx] begins.
+	// Isolation is the isolation level of the transactions that [InTx] and [DoTx] begin.
 	// Default: READ COMMITTED on PostgreSQL and SQL Server, else the connection's.
 	Isolation sql.IsolationLevel
+	// Retry says how often and how soon [DoTx] starts again. Default: that of
+	// deadlock.Retry. Its Keys are set by DoTx, and its Observer is the one below
+	// unless it has its own.
+	Retry *deadlock.RetryOptions
 	// Fencing draws a number from the lock table with every grant; see
 	// [Lock.Token]. The table must have been set up; the numbers have rows of their
 	// own in it, and wait for no row lock. Default: off.
@@ -62,6 +76,8 @@ const (
 	// that is dead in one direction lets the operating system of the client end the
 	// connection after 6 s, and thereby the server the session.
 	keepAliveMax = 5 * time.Second
+
+	maxWaitsDefault = 16
 
 	answerWithinDefault = 4 * time.Second
 	answerWithinMin     = 100 * time.Millisecond
@@ -88,6 +104,10 @@ func resolve(db dblock.DB, given []*Options) (Options, error) {
 	if o.AnswerWithin != 0 && o.AnswerWithin < answerWithinMin {
 		return o, dialect.Invalidf("AnswerWithin %v: at least %v, or 0 for the default", o.AnswerWithin, answerWithinMin)
 	}
+	if o.MaxWaits < 0 {
+		return o, dialect.Invalidf("MaxWaits %d: must not be negative; 0 means the default", o.MaxWaits)
+	}
+	o.MaxWaits = cmp.Or(o.MaxWaits, maxWaitsDefault)
 	if o.WaitLimit < 0 {
 		return o, dialect.Invalidf("WaitLimit %v: must not be negative; 0 means no limit", o.WaitLimit)
 	}
@@ -103,6 +123,9 @@ func resolve(db dblock.DB, given []*Options) (Options, error) {
 	}
 	if o.Isolation < sql.LevelDefault || o.Isolation > sql.LevelLinearizable {
 		return o, dialect.Invalidf("Isolation is %d: use a level of database/sql", o.Isolation)
+	}
+	if err := o.Retry.Validate(); err != nil {
+		return o, err
 	}
 	o.StatementGap = cmp.Or(o.StatementGap, statementGapDefault)
 	if o.Application == "" {

@@ -3,6 +3,7 @@ package advisory
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dblock-go/dblock"
@@ -22,20 +23,34 @@ type session struct {
 	lendable bool  // its holder's own statements may run on it
 	doubt    error // why it cannot be used after those; whoever has the turn reads and writes it
 
-	turn    chan struct{} // holds one element while somebody uses conn
-	ended   context.Context
-	end     context.CancelCauseFunc // with the reason; ends the monitor
-	mu      sync.Mutex
-	pending int                // calls that use conn or wait for their turn
-	used    time.Time          // when conn was last used, and the server heard of us
-	listen  context.CancelFunc // ends the monitor's Idle, nil while it is not listening
-	locks   map[*Lock]struct{}
-	lent    bool // to its holder, who uses conn until the function returns
-	settled bool // see settle
+	turn      chan struct{} // holds one element while somebody uses conn
+	ended     context.Context
+	end       context.CancelCauseFunc // with the reason; ends the monitor
+	mu        sync.Mutex
+	pending   int                // calls that use conn or wait for their turn
+	used      time.Time          // when conn was last used, and the server heard of us
+	listen    context.CancelFunc // ends the monitor's Idle, nil while it is not listening
+	locks     map[*Lock]struct{}
+	lent      bool // to its holder, who uses conn until the function returns
+	settled   bool // see settle
+	queue     []*operation
+	leading   bool         // somebody carries out operations
+	batch     []*operation // those; the leader's
+	exchanges int          // so far; the leader's
+
+	operations atomic.Int32 // in the queue and under way
+
+	// What the locker knows of the session, guarded by its mutex.
+	multiplexed bool                // takes the keys of many calls; does not change while it holds any
+	room        int                 // how many keys it may hold then
+	load        int                 // how many it holds or is trying for
+	keys        map[lockID]struct{} // those
+	emptied     time.Time
+	slot        bool // has one of the locker's slots
 }
 
 func newSession(l *Locker, conn dialect.Session) *session {
-	s := &session{locker: l, conn: conn, turn: make(chan struct{}, 1), locks: map[*Lock]struct{}{}}
+	s := &session{locker: l, conn: conn, turn: make(chan struct{}, 1), locks: map[*Lock]struct{}{}, keys: map[lockID]struct{}{}}
 	s.ended, s.end = context.WithCancelCause(context.Background())
 	s.used = time.Now()
 	return s
@@ -49,22 +64,43 @@ func (s *session) use(ctx context.Context, call func() error) error {
 		s.listen()
 	}
 	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		s.pending--
-		s.mu.Unlock()
-	}()
-	select {
-	case s.turn <- struct{}{}:
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if err := s.takeTurn(ctx); err != nil {
+		s.leave(false)
+		return err
 	}
 	defer func() { <-s.turn }()
 	if s.ended.Err() != nil {
+		s.leave(false)
 		return context.Cause(s.ended)
 	}
-	defer s.note()
+	defer s.leave(true)
 	return call()
+}
+
+func (s *session) takeTurn(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (s *session) leave(used bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending--
+	if used {
+		s.used = time.Now()
+	}
 }
 
 func (s *session) note() {
@@ -131,7 +167,7 @@ func (s *session) monitor() {
 // listenOnce returns when a call wants the connection, or after a sign of life.
 func (s *session) listenOnce() (interrupted bool, err error) {
 	s.mu.Lock()
-	if s.pending > 0 || s.ended.Err() != nil {
+	if s.pending > 0 || s.ended.Err() != nil || s.settled {
 		s.mu.Unlock()
 		return true, nil
 	}
@@ -183,6 +219,7 @@ func (s *session) close(reason error) {
 	closeErr := s.conn.Close()
 	for lock := range locks {
 		lock.observeEnd(reason, closeErr)
+		lock.disown()
 	}
 }
 
@@ -202,6 +239,20 @@ func (s *session) remove(lock *Lock) {
 	defer s.mu.Unlock()
 	delete(s.locks, lock)
 }
+
+// useBounded is use for statements that no caller's context may interrupt. Their bound
+// does not include the wait for the turn, which ends since all that others do on the
+// session is bounded: that many use a session is no reason to close it.
+func (s *session) useBounded(call func(ctx context.Context) error) error {
+	return s.use(context.Background(), func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), s.locker.options.AnswerWithin)
+		defer cancel()
+		return call(ctx)
+	})
+}
+
+// alive looks whether the session has ended, in most cases without a round trip.
+func (s *session) alive() error { return s.useBounded(s.conn.Alive) }
 
 // retire closes the session as soon as nobody uses it.
 func (s *session) retire(reason error) {

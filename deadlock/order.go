@@ -14,8 +14,8 @@ import (
 // takes for them, in the one global order in which every call takes them, so
 // that calls for several keys cannot deadlock each other. Keys that stand for
 // the same lock, even by a collision of hashes, are merged; the exclusive mode
-// wins. It is the order of package advisory, exported for code that locks by
-// itself.
+// wins. Names are computed only where the database locks by name. It is the order of
+// package advisory, exported for code that locks by itself.
 //
 // Errors: [dblock.ErrInvalidKey], and [dblock.ErrUnsupported] for shared keys
 // where the database has no shared mode.
@@ -24,11 +24,10 @@ func Order(db dblock.DB, keys ...dblock.Key) ([]dialect.Key, error) {
 		return nil, dialect.Invalidf("the database is nil")
 	}
 	features := db.Features()
-	byLock := byID
 	if features.ByName {
-		byLock = byName
+		return order(db, keys, features.Shared, func(k dblock.Key) dialect.Key { return k.Resolve(features.Scope) }, byName)
 	}
-	return order(db, keys, features.Scope, features.Shared, byLock)
+	return order(db, keys, features.Shared, dblock.Key.ResolveID, byID)
 }
 
 // OrderRows is [Order] for the rows of a lock table, which are always locked by
@@ -37,13 +36,13 @@ func OrderRows(db dblock.DB, keys ...dblock.Key) ([]dialect.Key, error) {
 	if dialect.IsNil(db) {
 		return nil, dialect.Invalidf("the database is nil")
 	}
-	return order(db, keys, "", false, byID)
+	return order(db, keys, false, func(k dblock.Key) dialect.Key { return k.Resolve("") }, byID)
 }
 
 func byID(a, b dialect.Key) int   { return cmp.Compare(a.ID, b.ID) }
 func byName(a, b dialect.Key) int { return strings.Compare(a.Name, b.Name) }
 
-func order(db dblock.DB, keys []dblock.Key, scope string, shared bool, byLock func(a, b dialect.Key) int) ([]dialect.Key, error) {
+func order(db dblock.DB, keys []dblock.Key, shared bool, resolve func(dblock.Key) dialect.Key, byLock func(a, b dialect.Key) int) ([]dialect.Key, error) {
 	switch {
 	case len(keys) == 0:
 		return nil, &dialect.Error{Class: dblock.ErrInvalidKey, Hint: "name at least one key"}
@@ -61,7 +60,10 @@ func order(db dblock.DB, keys []dblock.Key, scope string, shared bool, byLock fu
 			return nil, &dialect.Error{Class: dblock.ErrUnsupported,
 				Hint: fmt.Sprintf("no shared mode on %s for key %s: lock it exclusively", db.Name(), k)}
 		}
-		ordered[i] = k.Resolve(scope)
+		ordered[i] = resolve(k)
+	}
+	if len(ordered) == 1 {
+		return ordered, nil
 	}
 	slices.SortStableFunc(ordered, func(a, b dialect.Key) int {
 		return cmp.Or(byLock(a, b), cmp.Compare(a.Mode, b.Mode))

@@ -14,6 +14,7 @@ package dialect
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"reflect"
 	"slices"
 	"time"
@@ -114,6 +115,9 @@ type DB interface {
 	// key if the request asks for them. An error of class NotAcquired, Timeout or
 	// Deadlock leaves the transaction as [Error.Remains] says.
 	LockRows(ctx context.Context, tx Tx, r RowRequest) ([]int64, error)
+	// BeginRows is Begin followed by LockRows, which waits, in one round trip where
+	// the driver can. After an error nothing is left of the transaction.
+	BeginRows(ctx context.Context, o *sql.TxOptions, t Table, keys []Key) (OwnedTx, error)
 
 	// Migrations are the steps that create a lock table, oldest first.
 	Migrations(t Table) []Migration
@@ -187,8 +191,23 @@ type Session interface {
 	// Release gives the keys back once each. Class NotHeld if one was not held.
 	// After any error the owner must close the session.
 	Release(ctx context.Context, keys []Key) error
-	// Held asks the server whether this session holds all of the keys.
-	Held(ctx context.Context, keys []Key) (bool, error)
+	// Exchange tries for some keys and gives others back, once each, in one round
+	// trip and without waiting for any holder. No key appears twice. It returns
+	// which of the tries were granted and which of those given back had been held, in
+	// lists that are good until the next call. It belongs to many callers, so no context
+	// ends it, but a deadline.
+	// After an error it is unknown what was done, for each key by itself; where the
+	// session lives, Held tells.
+	Exchange(deadline time.Time, tries, releases []Key) (granted, released []bool, err error)
+	// Held asks the server which of the keys this session holds.
+	Held(ctx context.Context, keys []Key) ([]bool, error)
+	// Alive returns the reason if the server has ended the session and word of it
+	// has arrived here. It asks the server only where the driver cannot look.
+	Alive(ctx context.Context) error
+	// Room asks the server how many locks this session may hold, of all that it still
+	// has room for. Zero, with an error of class Capacity that says why, means that
+	// other sessions have taken the room.
+	Room(ctx context.Context) (int, error)
 	// Idle waits until ctx ends and returns nil, or until the server ends the
 	// session and returns the reason. Where HearsLoss is false it only waits.
 	// The session stays usable when ctx ends.
@@ -216,6 +235,12 @@ type Session interface {
 	Close() error
 }
 
+// HoldsAll asks the server whether the session holds all of the keys.
+func HoldsAll(ctx context.Context, s Session, keys []Key) (bool, error) {
+	held, err := s.Held(ctx, keys)
+	return err == nil && !slices.Contains(held, false), err
+}
+
 // Request is one call for several keys.
 type Request struct {
 	Keys []Key
@@ -224,6 +249,9 @@ type Request struct {
 	// Fence names the lock table that fencing numbers come from, out of the
 	// FenceRows of the keys; nil: none.
 	Fence *Table
+	// Numbers is how many fencing numbers in a row each key draws, of which Acquire
+	// returns the first; 0 means 1.
+	Numbers int
 }
 
 // RowRequest is one call for several rows of a lock table.
@@ -273,6 +301,18 @@ type OwnedTx interface {
 	Rollback(ctx context.Context) error
 }
 
+// Begun is what remains to be done by a dialect after the first statements of a
+// transaction that it has begun: to roll it back if they failed.
+func Begun(ctx context.Context, tx OwnedTx, err error) (OwnedTx, error) {
+	if err == nil {
+		return tx, nil
+	}
+	if failure := tx.Rollback(ctx); failure != nil {
+		err = fmt.Errorf("%w; %w", err, failure)
+	}
+	return nil, err
+}
+
 // TxLocker is implemented by databases whose advisory locks can belong to a
 // transaction and end with it.
 type TxLocker interface {
@@ -280,6 +320,9 @@ type TxLocker interface {
 	// class NotAcquired, Timeout or Deadlock the transaction is as
 	// [Error.Remains] says.
 	AcquireTx(ctx context.Context, tx Tx, r TxRequest) error
+	// BeginLocked is DB.Begin followed by AcquireTx, in one round trip where the
+	// driver can. After an error nothing is left of the transaction.
+	BeginLocked(ctx context.Context, o *sql.TxOptions, r TxRequest) (OwnedTx, error)
 	// SessionOf is the [Session.ID] of the connection that a transaction runs on.
 	SessionOf(ctx context.Context, tx Tx) (int64, error)
 }

@@ -77,6 +77,15 @@ func (db *fakeDB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequ
 	return fences, nil
 }
 
+func (db *fakeDB) BeginRows(ctx context.Context, o *sql.TxOptions, t dialect.Table, keys []dialect.Key) (dialect.OwnedTx, error) {
+	tx, err := db.Begin(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	_, err = db.LockRows(ctx, tx, dialect.RowRequest{Table: t, Keys: keys})
+	return dialect.Begun(ctx, tx, err)
+}
+
 // check fails unless the transactions ended as said, each exactly once.
 func (db *fakeDB) check(committed, rolledBack int) error {
 	if db.committed != committed || db.rolledBack != rolledBack || db.begun != committed+rolledBack {

@@ -39,7 +39,8 @@ func InTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx
 	if fn == nil {
 		return l.failed(op, keys, dialect.Invalidf("fn is nil"))
 	}
-	if _, err := deadlock.OrderRows(l.db, keys...); err != nil {
+	locked, err := deadlock.OrderRows(l.db, keys...)
+	if err != nil {
 		return l.failed(op, keys, err)
 	}
 	_, native := l.db.Natives()
@@ -47,7 +48,7 @@ func InTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx
 		return l.failed(op, keys, err)
 	}
 	return deadlock.Retry(ctx, l.db, func(ctx context.Context) error {
-		return attempt(ctx, l, fn, keys)
+		return attempt(ctx, l, fn, keys, locked)
 	}, l.retry(keys))
 }
 
@@ -63,23 +64,17 @@ func (l *Locker) retry(keys []dblock.Key) *deadlock.RetryOptions {
 	return &o
 }
 
-// attempt is one transaction from its begin to its end.
-func attempt[T any](ctx context.Context, l *Locker, fn func(context.Context, T) error, keys []dblock.Key) error {
-	tx, err := l.db.Begin(ctx, &sql.TxOptions{Isolation: l.options.Isolation})
+// attempt is one transaction from its begin, with which it locks, to its end.
+func attempt[T any](ctx context.Context, l *Locker, fn func(context.Context, T) error, keys []dblock.Key, locked []dialect.Key) error {
+	began := time.Now()
+	tx, err := l.db.BeginRows(ctx, &sql.TxOptions{Isolation: l.options.Isolation}, l.table(), locked)
 	if err != nil {
-		return l.failed("begin", keys, l.db.Classify(err))
+		return l.failed("lock", keys, l.db.Classify(err))
 	}
-	var acquired time.Time
-	defer func() {
-		if !acquired.IsZero() {
-			l.observe(ctx, dblock.EventReleased, keys, time.Since(acquired))
-		}
-	}()
+	acquired := time.Now()
+	defer func() { l.observe(ctx, dblock.EventReleased, keys, time.Since(acquired)) }()
 	return transaction.Run(ctx, l.db, tx, keys, func() error {
-		if _, err := l.lock(ctx, tx, keys, dialect.RowRequest{}); err != nil {
-			return l.failed("lock", keys, err)
-		}
-		acquired = time.Now()
+		l.observe(ctx, dblock.EventAcquired, keys, acquired.Sub(began))
 		return fn(ctx, transaction.As[T](tx))
 	})
 }

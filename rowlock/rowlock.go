@@ -115,7 +115,7 @@ func (l *Locker) lock(ctx context.Context, tx dblock.Tx, keys []dblock.Key, r di
 	if err != nil {
 		return nil, err
 	}
-	r.Table = dialect.Table{Schema: l.options.Schema, Name: l.options.Table}
+	r.Table = l.table()
 	r.Keys = ordered
 	start := time.Now()
 	numbers, err := l.db.LockRows(ctx, tx, r)
@@ -131,6 +131,10 @@ func (l *Locker) lock(ctx context.Context, tx dblock.Tx, keys []dblock.Key, r di
 		fences[k.ID] = numbers[i]
 	}
 	return fences, nil
+}
+
+func (l *Locker) table() dialect.Table {
+	return dialect.Table{Schema: l.options.Schema, Name: l.options.Table}
 }
 
 // checkTx refuses what would give a lock back as soon as it is granted.

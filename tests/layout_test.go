@@ -25,7 +25,7 @@ var allowed = map[string][]string{
 	"/dialect/sqlserver":       {"/dialect", "/dialect/internal/pinned", "/dialect/internal/tcp", "github.com/microsoft/go-mssqldb"},
 	"/deadlock":                {"", "/dialect", "github.com/sethvargo/go-retry"},
 	"/internal/transaction":    {"", "/dialect"},
-	"/advisory":                {"", "/dialect", "/deadlock", "/internal/transaction"},
+	"/advisory":                {"", "/dialect", "/deadlock", "/internal/transaction", "github.com/sethvargo/go-retry"},
 	"/rowlock":                 {"", "/dialect", "/deadlock", "/internal/transaction"},
 	"/migrations":              {"", "/dialect", "/deadlock", "github.com/pressly/goose", "github.com/sethvargo/go-retry"},
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -105,8 +106,25 @@ func (s *fakeSession) Release(_ context.Context, keys []dialect.Key) error {
 	return nil
 }
 
-func (s *fakeSession) Held(context.Context, []dialect.Key) (bool, error) { return true, nil }
-func (s *fakeSession) Ping(context.Context) error                        { return nil }
+func (s *fakeSession) Exchange(_ time.Time, tries, releases []dialect.Key) (granted, released []bool, err error) {
+	ctx := context.Background()
+	for _, k := range tries {
+		_, err := s.Acquire(ctx, dialect.Request{Keys: []dialect.Key{k}, Try: true})
+		granted = append(granted, err == nil)
+	}
+	for _, k := range releases {
+		released = append(released, s.Release(ctx, []dialect.Key{k}) == nil)
+	}
+	return granted, released, nil
+}
+
+func (s *fakeSession) Held(_ context.Context, keys []dialect.Key) ([]bool, error) {
+	return slices.Repeat([]bool{true}, len(keys)), nil
+}
+
+func (s *fakeSession) Room(context.Context) (int, error) { return 100, nil }
+func (s *fakeSession) Alive(context.Context) error       { return nil }
+func (s *fakeSession) Ping(context.Context) error        { return nil }
 
 func (s *fakeSession) Idle(ctx context.Context) error {
 	select {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,77 +17,98 @@ import (
 // again.
 const longestWait = 365 * 24 * time.Hour
 
-// Acquire sends one GET_LOCK per key.
+// Acquire needs one round trip for any number of keys of which at most the first is
+// not free, and two more for each other one that it waits for. A try for several
+// keys that is refused needs a second one, to give back what it was granted before.
 func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, error) {
 	if err := checkKeys(r.Keys); err != nil {
 		return nil, err
 	}
-	for i, key := range r.Keys {
-		granted, err := s.getLock(ctx, key, r.Try)
-		if err != nil {
-			return nil, s.undo(ctx, r.Keys[:i+1], err)
+	if r.Try {
+		granted, err := s.getLocks(ctx, r.Keys, 0)
+		switch {
+		case err != nil:
+			return nil, s.undo(ctx, r.Keys, err)
+		case !granted:
+			return nil, s.giveUp(ctx, r.Keys)
 		}
-		if !granted {
-			return nil, s.giveUp(ctx, r.Keys[:i], key)
-		}
+	} else if err := s.wait(ctx, r.Keys); err != nil {
+		return nil, s.undo(ctx, r.Keys, err)
 	}
 	if r.Fence == nil {
 		return nil, nil
 	}
-	fences, err := s.fence(ctx, *r.Fence, r.Keys)
+	fences, err := s.fence(ctx, *r.Fence, r.Keys, int64(max(1, r.Numbers)))
 	if err != nil {
 		return nil, s.undo(ctx, r.Keys, err)
 	}
 	return fences, nil
 }
 
-// undo gives back what a call that failed was or may have been granted, if the
-// connection can still be used: after the session's end the server would free it
-// a moment later. A wait can be interrupted when it has just been granted, so the
-// last of the keys need not be held.
-func (s *session) undo(ctx context.Context, keys []dialect.Key, err error) error {
-	if class := dialect.ClassOf(err); ctx.Err() != nil || class == dialect.Lost || class == dialect.Unsafe {
-		return err
+// getLocks takes the keys in their order until one is refused. It waits for the
+// first only: the process list shows a waiter's statement, and in MariaDB that is
+// all that shows which key it waits for.
+//
+// Both servers evaluate AND from left to right until a 0, and go on after a NULL,
+// which the result then is if no 0 follows. They read it fastest of all forms that
+// stop at a refusal, and it takes no more of MariaDB's stack with more keys, as a
+// sum does. MySQL's IN does not stop.
+func (s *session) getLocks(ctx context.Context, keys []dialect.Key, wait int64) (granted bool, err error) {
+	if len(keys) == 0 {
+		return true, nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpWithin)
-	defer cancel()
-	_, undoErr := s.callEach(ctx, "RELEASE_LOCK(%s)", keys)
-	return join(err, undoErr)
+	var all sql.NullBool
+	var id int64
+	call := fmt.Sprintf("GET_LOCK(%s, %d)", literal(keys[0]), wait)
+	if len(keys) > 1 { // an interrupted wait must not go on with the others
+		call = "CASE " + call + " WHEN 0 THEN 0 WHEN 1 THEN 1" + list(" AND GET_LOCK(", keys[1:], ", 0)") + " END"
+	}
+	query := "SELECT " + call + ", CONNECTION_ID()"
+	if _, err := queryRow(ctx, s.conn, query, &all, &id); err != nil {
+		return false, s.failure(ctx, err)
+	}
+	if err := s.same(id); err != nil {
+		return false, err
+	}
+	if !all.Valid {
+		return false, interrupted()
+	}
+	return all.Bool, nil
 }
 
-// getLock answers false only to a try.
-func (s *session) getLock(ctx context.Context, key dialect.Key, try bool) (bool, error) {
+// interrupted is for what MariaDB answers to KILL QUERY and max_statement_time, and
+// MySQL when it runs out of memory.
+func interrupted() error {
+	return &dialect.Error{Class: dialect.Canceled, Hint: "the server ended the wait: GET_LOCK returned NULL"}
+}
+
+// wait takes the keys in their order, waiting for each that is not free.
+func (s *session) wait(ctx context.Context, keys []dialect.Key) error {
 	for {
-		var result sql.NullInt64
-		var id int64
-		query := fmt.Sprintf("SELECT GET_LOCK(%s, %d), CONNECTION_ID()", literal(key), waitSeconds(ctx, try))
-		if _, err := queryRow(ctx, s.conn, query, &result, &id); err != nil {
-			return false, s.failure(ctx, err)
-		}
-		if err := s.same(id); err != nil {
-			return false, err
-		}
+		granted, err := s.getLocks(ctx, keys, waitSeconds(ctx))
 		switch {
-		case !result.Valid:
-			// What MariaDB answers to KILL QUERY and max_statement_time, and MySQL
-			// when it runs out of memory.
-			return false, &dialect.Error{Class: dialect.Canceled, Hint: "the server ended the wait: GET_LOCK returned NULL"}
-		case result.Int64 == 1:
-			return true, nil
-		case try:
-			return false, nil
+		case granted || err != nil:
+			return err
 		case ctx.Err() != nil:
-			return false, s.failure(ctx, ctx.Err())
+			return s.failure(ctx, ctx.Err())
+		case len(keys) == 1:
+			continue
 		}
+		held, err := s.Held(ctx, keys)
+		if err != nil {
+			return err
+		}
+		refused := slices.Index(held, false)
+		if refused < 0 {
+			return nil
+		}
+		keys = keys[refused:]
 	}
 }
 
 // waitSeconds outlasts the context, whose end the client enforces; the server's
 // own limit matters only if the client vanishes.
-func waitSeconds(ctx context.Context, try bool) int64 {
-	if try {
-		return 0
-	}
+func waitSeconds(ctx context.Context) int64 {
 	wait := longestWait
 	if deadline, ok := ctx.Deadline(); ok {
 		wait = max(0, min(wait, time.Until(deadline)))
@@ -94,54 +116,86 @@ func waitSeconds(ctx context.Context, try bool) int64 {
 	return seconds(wait) + 1
 }
 
-// giveUp releases what a try was granted before it met a held key.
-func (s *session) giveUp(ctx context.Context, granted []dialect.Key, held dialect.Key) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpWithin)
-	defer cancel()
-	if err := s.Release(ctx, granted); err != nil {
+// undo gives back what a call that failed was or may have been granted, if the
+// connection can still be used: after the session's end the server would free it
+// a moment later. Not all of the keys need be held.
+func (s *session) undo(ctx context.Context, keys []dialect.Key, err error) error {
+	if class := dialect.ClassOf(err); ctx.Err() != nil || class == dialect.Lost || class == dialect.Unsafe {
 		return err
 	}
-	return &dialect.Error{Class: dialect.NotAcquired, Err: fmt.Errorf("key %s", held.Label)}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpWithin)
+	defer cancel()
+	_, undoErr := s.ask(ctx, list(", RELEASE_LOCK(", keys, ")"), len(keys))
+	return join(err, undoErr)
 }
 
-// Release sends one statement for all keys.
+// giveUp releases what a try was granted before it was refused a key, which is the
+// first that this session does not hold.
+func (s *session) giveUp(ctx context.Context, keys []dialect.Key) error {
+	place := int64(1)
+	if len(keys) > 1 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpWithin)
+		defer cancel()
+		answer, err := s.ask(ctx, ", FIELD(1"+list(", RELEASE_LOCK(", keys, ") IS NOT TRUE")+")", 1)
+		if err != nil {
+			return err
+		}
+		place = answer[0].Int64
+	}
+	if place < 1 || place > int64(len(keys)) {
+		return &dialect.Error{Class: dialect.Unsafe, Err: fmt.Errorf("the server refused key %d of %d", place, len(keys))}
+	}
+	return &dialect.Error{Class: dialect.NotAcquired, Err: fmt.Errorf("key %s", keys[place-1].Label)}
+}
+
+// Release gives the last key back first, which MariaDB finds first, and stops at
+// one that was not held.
 func (s *session) Release(ctx context.Context, keys []dialect.Key) error {
-	results, err := s.callEach(ctx, "RELEASE_LOCK(%s)", keys)
+	if len(keys) == 0 {
+		return nil
+	}
+	if err := checkKeys(keys); err != nil {
+		return err
+	}
+	last := slices.Clone(keys)
+	slices.Reverse(last)
+	all, err := s.ask(ctx, ", RELEASE_LOCK("+literal(last[0])+")"+list(" AND RELEASE_LOCK(", last[1:], ")"), 1)
 	if err != nil {
 		return err
 	}
-	for i, result := range results {
-		if result.Int64 != 1 { // 0: somebody else's, NULL: nobody's
-			return &dialect.Error{Class: dialect.NotHeld, Err: fmt.Errorf("key %s", keys[i].Label)}
-		}
+	if all[0].Int64 != 1 { // 0: somebody else holds one; NULL: nobody does
+		return &dialect.Error{Class: dialect.NotHeld, Err: fmt.Errorf("one of: %s", labels(keys))}
 	}
 	return nil
 }
 
-func (s *session) Held(ctx context.Context, keys []dialect.Key) (bool, error) {
-	results, err := s.callEach(ctx, "IS_USED_LOCK(%s)", keys)
+// Held asks IS_USED_LOCK.
+func (s *session) Held(ctx context.Context, keys []dialect.Key) ([]bool, error) {
+	if err := checkKeys(keys); err != nil || len(keys) == 0 {
+		return nil, err
+	}
+	holders, err := s.ask(ctx, list(", IS_USED_LOCK(", keys, ")"), len(keys))
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	for _, holder := range results {
-		if !holder.Valid || holder.Int64 != s.thread.id {
-			return false, nil
-		}
-	}
-	return true, nil
+	return equal(holders, s.thread.id), nil
 }
 
-// fence writes one number per key, each in a transaction of its own, so that
-// sessions cannot deadlock over the rows. The number reaches the client with the
-// result of the statement, and the statement itself sees to it that no other
-// connection writes one:
+// Room is a constant of the server's kind: both keep locks in memory that only the
+// machine limits, and it is time that a session with many of them costs.
+func (s *session) Room(context.Context) (int, error) { return s.db.flavor.room, nil }
+
+// fence draws numbers for each key, in a transaction per key, so that sessions
+// cannot deadlock over the rows, and returns the first of each. The last reaches
+// the client with the result of the statement, and the statement itself sees to it
+// that no other connection draws any:
 // https://dev.mysql.com/doc/refman/en/information-functions.html#function_last-insert-id
-func (s *session) fence(ctx context.Context, t dialect.Table, keys []dialect.Key) ([]int64, error) {
+func (s *session) fence(ctx context.Context, t dialect.Table, keys []dialect.Key, numbers int64) ([]int64, error) {
 	fences := make([]int64, len(keys))
 	for i, key := range dialect.FenceRows(keys) {
 		result, err := s.conn.ExecContext(ctx, fmt.Sprintf("INSERT INTO %s (id, name, fence)"+
-			" SELECT %d, %s, LAST_INSERT_ID(1) FROM DUAL WHERE CONNECTION_ID() = %d"+
-			" ON DUPLICATE KEY UPDATE fence = LAST_INSERT_ID(fence + 1)", s.db.quoted(t), key.ID, literal(key), s.thread.id))
+			" SELECT %d, %s, LAST_INSERT_ID(%d) FROM DUAL WHERE CONNECTION_ID() = %d"+
+			" ON DUPLICATE KEY UPDATE fence = LAST_INSERT_ID(fence + %d)", s.db.quoted(t), key.ID, literal(key), numbers, s.thread.id, numbers))
 		if err != nil {
 			return nil, s.failed(ctx, s.db.tableFailure(ctx, t, err))
 		}
@@ -152,21 +206,20 @@ func (s *session) fence(ctx context.Context, t dialect.Table, keys []dialect.Key
 		if written == 0 {
 			return nil, s.another("another connection")
 		}
-		if fences[i], err = result.LastInsertId(); err != nil {
+		last, err := result.LastInsertId()
+		if err != nil {
 			return nil, s.failure(ctx, err)
 		}
+		fences[i] = last - numbers + 1
 	}
 	return fences, nil
 }
 
-// callEach is the function of that name on the session's own connection.
-func (s *session) callEach(ctx context.Context, call string, keys []dialect.Key) ([]sql.NullInt64, error) {
-	results, id, err := callEach(ctx, s.conn, call, keys)
+// ask is the function of that name on the session's own connection.
+func (s *session) ask(ctx context.Context, columns string, n int) ([]sql.NullInt64, error) {
+	results, id, err := ask(ctx, s.conn, columns, n)
 	if err != nil {
 		return nil, s.failure(ctx, err)
-	}
-	if len(keys) == 0 {
-		return nil, nil
 	}
 	return results, s.same(id)
 }
@@ -185,24 +238,45 @@ func (s *session) another(which string) error {
 		Hint: "something in between hands one session to several clients: connect to the server itself"}
 }
 
-// callEach calls a function of the server for each key, in one statement, and
-// says which connection answered.
-func callEach(ctx context.Context, q dialect.Querier, call string, keys []dialect.Key) (results []sql.NullInt64, id int64, err error) {
-	if len(keys) == 0 {
-		return nil, 0, nil
-	}
-	if err := checkKeys(keys); err != nil {
-		return nil, 0, err
-	}
-	columns := make([]string, len(keys))
-	results = make([]sql.NullInt64, len(keys))
-	dest := []any{&id}
-	for i, key := range keys {
-		columns[i] = fmt.Sprintf(call, literal(key))
+// ask selects n columns, each with a comma before it, and says which connection
+// answered. Without a table neither server limits their number.
+func ask(ctx context.Context, q dialect.Querier, columns string, n int) (results []sql.NullInt64, id int64, err error) {
+	results = make([]sql.NullInt64, n)
+	dest := make([]any, 0, n+1)
+	dest = append(dest, &id)
+	for i := range results {
 		dest = append(dest, &results[i])
 	}
-	_, err = queryRow(ctx, q, "SELECT CONNECTION_ID(), "+strings.Join(columns, ", "), dest...)
+	_, err = queryRow(ctx, q, "SELECT CONNECTION_ID()"+columns, dest...)
 	return results, id, err
+}
+
+// list puts a text before and one after the name of each key, which checkKeys has
+// approved of.
+func list(before string, keys []dialect.Key, after string) string {
+	var b strings.Builder
+	for _, key := range keys {
+		b.WriteString(before)
+		b.WriteString(literal(key))
+		b.WriteString(after)
+	}
+	return b.String()
+}
+
+func equal(results []sql.NullInt64, to int64) []bool {
+	same := make([]bool, len(results))
+	for i, result := range results {
+		same[i] = result.Valid && result.Int64 == to
+	}
+	return same
+}
+
+func labels(keys []dialect.Key) string {
+	var all []string
+	for _, key := range keys {
+		all = append(all, key.Label)
+	}
+	return strings.Join(all, ", ")
 }
 
 // alphabet is what both servers tell apart in a name, and what needs no escaping

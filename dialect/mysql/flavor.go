@@ -21,6 +21,8 @@ type flavor struct {
 	statementLimit string
 	// readOnly is the setting that transactions are read-only.
 	readOnly string
+	// room is how many advisory locks a session may hold.
+	room int
 	// inspect lists the advisory locks of the given keys, or all.
 	inspect func(ctx context.Context, conn dialect.Querier, keys []dialect.Key) ([]dialect.Holding, error)
 	// errors are the numbers that the other server uses for something else.
@@ -32,8 +34,11 @@ var mysqlFlavor = flavor{
 	oldest:         []int{5, 7, 8},
 	statementLimit: "max_execution_time", // https://dev.mysql.com/doc/refman/en/server-system-variables.html#sysvar_max_execution_time
 	readOnly:       "transaction_read_only",
-	inspect:        inspectMySQL,
-	errors:         mysqlErrors,
+	// A session finds a lock in a hash table: at 100,000 held it is as fast as
+	// without any. But ending a session takes 0.1 s at 10,000 and 4 s at 100,000.
+	room:    10_000,
+	inspect: inspectMySQL,
+	errors:  mysqlErrors,
 }
 
 var mariadbFlavor = flavor{
@@ -41,8 +46,11 @@ var mariadbFlavor = flavor{
 	oldest:         []int{10, 1, 1},
 	statementLimit: "max_statement_time", // https://mariadb.com/docs/server/ha-and-performance/optimization-and-tuning/query-optimizations/aborting-statements
 	readOnly:       "tx_read_only",
-	inspect:        inspectMariaDB,
-	errors:         mariadbErrors,
+	// A session finds a lock in a list: a lock and its release take 1.2 times as long
+	// at 2,000 held as without any, 1.5 times at 5,000, twice at 10,000.
+	room:    2_000,
+	inspect: inspectMariaDB,
+	errors:  mariadbErrors,
 }
 
 // flavorOf tells the servers apart by version() and version_comment: either may

@@ -152,7 +152,10 @@ func inspectMariaDB(ctx context.Context, conn dialect.Querier, keys []dialect.Ke
 
 // locksOf needs no privilege.
 func locksOf(ctx context.Context, conn dialect.Querier, keys []dialect.Key) ([]dialect.Holding, error) {
-	ids, _, err := callEach(ctx, conn, "IS_USED_LOCK(%s)", keys)
+	if err := checkKeys(keys); err != nil {
+		return nil, err
+	}
+	ids, _, err := ask(ctx, conn, list(", IS_USED_LOCK(", keys, ")"), len(keys))
 	if err != nil {
 		return nil, err
 	}
@@ -250,17 +253,18 @@ func programNames(ctx context.Context, conn dialect.Querier) (map[int64]string, 
 	return names, rows.Err()
 }
 
-var getLockCall = regexp.MustCompile(`(?i)\bGET_LOCK\s*\(\s*'([^']*)'`)
+var getLockCall = regexp.MustCompile(`(?i)\bGET_LOCK\s*\(\s*'([^']*)'(\s*,\s*0\s*\))?`)
 
 // waitsFor is the name of the advisory lock that the process waits for, if any.
 func (p process) waitsFor() string {
 	if p.state != "User lock" {
 		return ""
 	}
-	if call := getLockCall.FindStringSubmatch(p.text); call != nil {
-		return call[1]
+	call := getLockCall.FindStringSubmatch(p.text)
+	if call == nil || call[2] != "" { // a try
+		return ""
 	}
-	return ""
+	return call[1]
 }
 
 func (p process) describe(h *dialect.Holding) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 
@@ -13,7 +14,8 @@ import (
 	"github.com/dblock-go/dblock/dialect/internal/pinned"
 )
 
-// LockRows locks one row per statement, so that no statement scans other rows.
+// LockRows locks several rows in one statement if nobody has them, and otherwise one
+// after the other, each wait in a statement of its own.
 //
 // A row that is missing is created before, in a transaction of its own: whatever
 // creates it within the caller's transaction can deadlock, and so can a locking
@@ -46,10 +48,16 @@ func (db *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest)
 		// The caller's transaction has not been used.
 		return nil, remains(db.tableFailure(ctx, r.Table, err), dialect.RemainsUsable)
 	}
+	locked, err := db.lockFree(ctx, q, table, r.Keys)
+	if err != nil {
+		return nil, stillLocked(len(r.Keys)-1, db.tableFailure(ctx, r.Table, err))
+	}
 	var fences []int64
 	for i, key := range r.Keys {
-		if err := db.lockRow(ctx, q, table, key, r.Try); err != nil {
-			return nil, stillLocked(i, db.tableFailure(ctx, r.Table, err))
+		if !locked {
+			if err := db.lockRow(ctx, q, table, key, r.Try); err != nil {
+				return nil, stillLocked(i, db.tableFailure(ctx, r.Table, err))
+			}
 		}
 		if !r.Fence {
 			continue
@@ -63,17 +71,49 @@ func (db *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest)
 	return fences, nil
 }
 
+// branches is how many rows one statement locks.
+const branches = 100
+
+// lockFree locks several rows if it can have all of them without waiting. Otherwise
+// it has locked some of the first ones, as lockRow would. Each row is a query of its
+// own, of which a statement runs one after the other up to a refusal: for id IN (…)
+// the optimizer may prefer to scan the table, and locks all that it reads.
+func (db *DB) lockFree(ctx context.Context, q dialect.Querier, table string, keys []dialect.Key) (bool, error) {
+	if len(keys) == 1 || db.rollbackOnTimeout {
+		return false, nil
+	}
+	for keys := range slices.Chunk(keys, branches) {
+		queries := make([]string, len(keys))
+		for i, key := range keys {
+			queries[i] = "(" + selectRow(table, key) + " NOWAIT)"
+		}
+		found, err := queryInts(ctx, q, strings.Join(queries, " UNION ALL "))
+		if isBusy(err) || err == nil && len(found) < len(keys) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func isBusy(err error) bool { return isNumber(err, errLockNowait) || isNumber(err, errLockWaitTimeout) }
+
+func selectRow(table string, key dialect.Key) string {
+	return fmt.Sprintf("SELECT id FROM %s WHERE id = %d FOR UPDATE", table, key.ID)
+}
+
 // lockRow waits only after it knows whom to kill when the wait is abandoned.
 //
 // SKIP LOCKED would do instead of NOWAIT, but under REPEATABLE READ it goes on to
 // lock the gap behind the row. On MariaDB the error of NOWAIT is that of a timeout,
 // so innodb_rollback_on_timeout applies to it.
 func (db *DB) lockRow(ctx context.Context, q dialect.Querier, table string, key dialect.Key, try bool) error {
-	query := fmt.Sprintf("SELECT id FROM %s WHERE id = %d FOR UPDATE", table, key.ID)
+	query := selectRow(table, key)
 	if try || !db.rollbackOnTimeout {
 		err := db.lockFound(ctx, q, query+" NOWAIT", table, key)
-		busy := isNumber(err, errLockNowait) || isNumber(err, errLockWaitTimeout)
-		switch {
+		switch busy := isBusy(err); {
 		case busy && try:
 			return db.refused(key, err)
 		case !busy:
@@ -213,26 +253,37 @@ func missingRows(ctx context.Context, conn *sql.Conn, table string, keys []diale
 	for i, key := range keys {
 		ids[i] = fmt.Sprint(key.ID)
 	}
-	rows, err := conn.QueryContext(ctx, fmt.Sprintf("SELECT id FROM %s WHERE id IN (%s)", table, strings.Join(ids, ", ")))
+	found, err := queryInts(ctx, conn, fmt.Sprintf("SELECT id FROM %s WHERE id IN (%s)", table, strings.Join(ids, ", ")))
+	if err != nil {
+		return nil, err
+	}
+	exists := make(map[int64]bool, len(found))
+	for _, id := range found {
+		exists[id] = true
+	}
+	var missing []dialect.Key
+	for _, key := range keys {
+		if !exists[key.ID] {
+			missing = append(missing, key)
+		}
+	}
+	return missing, nil
+}
+
+func queryInts(ctx context.Context, q dialect.Querier, query string) (ints []int64, err error) {
+	rows, err := q.QueryContext(ctx, query)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	found := map[int64]bool{}
 	for rows.Next() {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
+		var n int64
+		if err := rows.Scan(&n); err != nil {
 			return nil, err
 		}
-		found[id] = true
+		ints = append(ints, n)
 	}
-	var missing []dialect.Key
-	for _, key := range keys {
-		if !found[key.ID] {
-			missing = append(missing, key)
-		}
-	}
-	return missing, rows.Err()
+	return ints, rows.Err()
 }
 
 const (

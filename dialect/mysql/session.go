@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"time"
 
@@ -86,6 +87,17 @@ func (s *session) Idle(ctx context.Context) error {
 
 func (s *session) Ping(ctx context.Context) error {
 	return s.failure(ctx, s.conn.PingContext(ctx))
+}
+
+// Alive does not ask the server, unless the driver cannot look
+// (https://github.com/go-sql-driver/mysql/blob/v1.10.1/conncheck.go). It has the
+// driver look at what has arrived, for which it must not be reading rows; with
+// checkConnLiveness=false in the DSN it sees only what it has closed itself.
+func (s *session) Alive(ctx context.Context) error {
+	if runtime.GOOS == "windows" {
+		return s.Ping(ctx)
+	}
+	return s.failure(ctx, look(ctx, s.conn))
 }
 
 // idleLimits end sessions that pause, the latter three of them, which are MariaDB's,

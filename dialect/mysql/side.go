@@ -55,7 +55,7 @@ func (s *side) take(ctx context.Context) (conn *sql.Conn, done func(), err error
 
 // keep has the turn.
 func (s *side) keep(ctx context.Context) error {
-	if s.kept != nil && alive(ctx, s.kept.Conn) {
+	if s.kept != nil && look(ctx, s.kept.Conn) == nil {
 		return nil
 	}
 	if err := s.drop(); err != nil {
@@ -121,15 +121,15 @@ func (s *side) close() error {
 	return s.drop()
 }
 
-// alive asks the driver whether the server has closed the connection, which
-// costs no round trip.
-func alive(ctx context.Context, conn *sql.Conn) bool {
+// look asks the driver whether the server has closed the connection, which costs
+// no round trip. If it has, database/sql closes it too.
+func look(ctx context.Context, conn *sql.Conn) error {
 	return conn.Raw(func(c any) error {
 		if resetter, ok := c.(sqldriver.SessionResetter); ok {
 			return resetter.ResetSession(ctx)
 		}
 		return nil
-	}) == nil
+	})
 }
 
 // busy tells the end of the caller's context from that of sideWithin.

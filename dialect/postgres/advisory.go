@@ -3,6 +3,7 @@ package postgres
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strconv"
@@ -35,61 +36,46 @@ func acquireOne(mode dialect.Mode, try bool) string {
 // https://www.postgresql.org/docs/current/sql-createindex.html#SQL-CREATEINDEX-CONCURRENTLY
 const renewed = "set_config('lock_timeout', '20s', true) IS NOT NULL"
 
-// taking starts a query with the CTEs keys and taken: it takes the keys one
-// after the other and stops at one that is refused, so of several tries for the
-// same keys one always wins. Each step of the recursion needs the one before,
-// so the order is not left to the planner. Row 0 is the start, not a key.
-func taking(ids, modes string, xact, try bool) string {
-	call := func(suffix string) string {
-		prefix, result := "pg_advisory_", " IS NOT NULL"
-		if try {
-			prefix, result = "pg_try_advisory_", ""
-		}
-		if xact {
-			prefix += "xact_"
-		}
-		return prefix + "lock" + suffix + "(ids[n + 1])" + result
-	}
-	start := "true"
-	if !try && !xact {
-		start = renewed
-	}
-	return fmt.Sprintf(`WITH RECURSIVE keys AS (SELECT %s::bigint[] AS ids, %s::boolean[] AS shared),
-taken (n, got) AS (
-	SELECT 0, %s
-	UNION ALL
-	SELECT n + 1, CASE WHEN shared[n + 1] THEN %s ELSE %s END
-	FROM taken, keys WHERE got AND n < cardinality(ids)
-)`, ids, modes, start, call("_shared"), call(""))
+// firstRefused takes the keys until one is refused, and has its place. A scan of a
+// function has the order of its array and ends at the limit, so of several tries for the
+// same keys one always wins.
+func firstRefused(try string) string {
+	return "SELECT n FROM " + keyRows + " WHERE NOT CASE WHEN shared THEN " + try + "_shared(id) ELSE " + try + "(id) END LIMIT 1"
 }
 
+const keyRows = "unnest($1::bigint[], $2::boolean[]) WITH ORDINALITY AS k (id, shared, n)"
+
 // acquireSeveral takes all keys or gives back what it got. The columns: the
-// server process, whether all were taken, whether what was given back had been
-// held, and the fencing numbers in the order of the keys.
+// session, whether all were taken, whether what was given back had been held, and
+// the fencing numbers in the order of the keys.
 //
 // The numbers are written once all keys are taken: the subquery in the INSERT is
 // evaluated before its first row. ON CONFLICT sees rows that were committed
 // while the statement waited: https://www.postgresql.org/docs/current/transaction-iso.html#XACT-READ-COMMITTED.
-func acquireSeveral(try bool, fence *dialect.Table) string {
-	query := taking("$1", "$2", false, try) + `,
-undone AS (
-	SELECT CASE WHEN shared[n] THEN pg_advisory_unlock_shared(ids[n]) ELSE pg_advisory_unlock(ids[n]) END AS ok
-	FROM taken, keys WHERE n > 0 AND got AND NOT (SELECT bool_and(got) FROM taken)
-)`
+func acquireSeveral(r dialect.Request) string {
+	query := "WITH taken AS MATERIALIZED (SELECT count(CASE WHEN shared THEN pg_advisory_lock_shared(id) IS NOT NULL ELSE pg_advisory_lock(id) IS NOT NULL END)" +
+		" FROM " + keyRows + " WHERE (SELECT " + renewed + "))"
+	got, clean := "(SELECT count > 0 FROM taken)", "true"
+	if r.Try {
+		query = "WITH refused AS MATERIALIZED (" + firstRefused("pg_try_advisory_lock") + ")," +
+			" undone AS (SELECT CASE WHEN shared THEN pg_advisory_unlock_shared(id) ELSE pg_advisory_unlock(id) END AS ok" +
+			" FROM " + keyRows + " WHERE n < (SELECT n FROM refused))"
+		got, clean = "NOT EXISTS (SELECT FROM refused)", "coalesce((SELECT bool_and(ok) FROM undone), true)"
+	}
 	numbers := "''"
-	if fence != nil {
+	if r.Fence != nil {
+		drawn := strconv.Itoa(max(r.Numbers, 1))
 		query += `,
 fenced AS (
-	INSERT INTO ` + tableName(*fence) + ` AS t (id, name, fence)
-	SELECT k.id, k.name, 1 FROM unnest($3::bigint[], $4::text[]) WITH ORDINALITY AS k (id, name, n)
-	WHERE (SELECT bool_and(got) FROM taken) ORDER BY k.n
-	ON CONFLICT (id) DO UPDATE SET fence = t.fence + 1
-	RETURNING id, fence
+	INSERT INTO ` + tableName(*r.Fence) + ` AS t (id, name, fence)
+	SELECT k.id, k.name, ` + drawn + ` FROM unnest($3::bigint[], $4::text[]) WITH ORDINALITY AS k (id, name, n)
+	WHERE ` + got + ` ORDER BY k.n
+	ON CONFLICT (id) DO UPDATE SET fence = t.fence + ` + drawn + `
+	RETURNING id, fence + 1 - ` + drawn + ` AS first
 )`
-		numbers = "coalesce((SELECT string_agg(fence::text, ',' ORDER BY array_position($3::bigint[], id)) FROM fenced), '')"
+		numbers = "coalesce((SELECT string_agg(first::text, ',' ORDER BY array_position($3::bigint[], id)) FROM fenced), '')"
 	}
-	return query + `
-SELECT ` + answering + `, (SELECT bool_and(got) FROM taken), coalesce((SELECT bool_and(ok) FROM undone), true), ` + numbers
+	return query + " SELECT " + answering + ", " + got + ", " + clean + ", " + numbers
 }
 
 // Acquire takes the keys in one statement, and in a long wait one after the other
@@ -103,7 +89,7 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 	}
 	query, args := acquireOne(r.Keys[0].Mode, r.Try), []any{r.Keys[0].ID}
 	if len(r.Keys) > 1 || r.Fence != nil {
-		query, args = acquireSeveral(r.Try, r.Fence), []any{intArray(r.Keys), sharedArray(r.Keys)}
+		query, args = acquireSeveral(r), []any{intArray(r.Keys), sharedArray(r.Keys)}
 	}
 	if r.Fence != nil {
 		args = append(args, intArray(dialect.FenceRows(r.Keys)), nameArray(r.Keys))
@@ -155,8 +141,10 @@ func (s *session) undo(ctx context.Context, keys []dialect.Key, cause error) err
 // may be no room for one left in the server's lock table.
 const undoHeld = "SELECT " + answering + `, coalesce(bool_and(CASE WHEN shared THEN pg_advisory_unlock_shared(id) ELSE pg_advisory_unlock(id) END), true)
 FROM unnest($1::bigint[], $2::boolean[]) AS k (id, shared)
-JOIN (SELECT (classid::bigint << 32) | objid::bigint AS id, mode = 'ShareLock' AS shared
-	FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND pid = pg_backend_pid() AND granted) AS held USING (id, shared)`
+JOIN (` + ownLocks + `) AS held USING (id, shared)`
+
+const ownLocks = `SELECT (classid::bigint << 32) | objid::bigint AS id, mode = 'ShareLock' AS shared
+	FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND pid = pg_backend_pid() AND granted`
 
 // Release gives the keys back in one statement. pg_advisory_unlock returns false
 // for what is not held in that mode.
@@ -198,19 +186,56 @@ const (
 )
 
 // Held looks the keys up in pg_locks, in the mode that they name.
-func (s *session) Held(ctx context.Context, keys []dialect.Key) (bool, error) {
-	var answer, n int64
-	err := s.row(ctx, "SELECT "+answering+`, count(*)
-		FROM unnest($1::bigint[], $2::boolean[]) AS k (id, shared)
-		JOIN (`+advisoryLocks+`) AS l USING (id, shared)
-		WHERE l.pid = pg_backend_pid() AND l.granted`,
-		[]any{intArray(keys), sharedArray(keys)}, &answer, &n)
-	return n == int64(len(keys)), err
+func (s *session) Held(ctx context.Context, keys []dialect.Key) ([]bool, error) {
+	var answer int64
+	var list string
+	err := s.row(ctx, "SELECT "+answering+`, coalesce(string_agg(n::text, ','), '')
+		FROM unnest($1::bigint[], $2::boolean[]) WITH ORDINALITY AS k (id, shared, n)
+		JOIN (`+ownLocks+`) AS held USING (id, shared)`,
+		[]any{intArray(keys), sharedArray(keys)}, &answer, &list)
+	if err != nil {
+		return nil, err
+	}
+	held := make([]bool, len(keys))
+	if list == "" {
+		return held, nil
+	}
+	positions, err := parseInts(list)
+	for _, p := range positions {
+		held[p-1] = true
+	}
+	return held, err
+}
+
+// mostLocks that one session holds: at the end of each statement the server looks
+// through all of its session locks.
+const mostLocks = 512
+
+// Room is half of the server's lock table at most, which all sessions share, with
+// their table locks: once it is full, nobody can even connect.
+// https://www.postgresql.org/docs/current/runtime-config-locks.html#GUC-MAX-LOCKS-PER-TRANSACTION
+func (s *session) Room(ctx context.Context) (int, error) {
+	var answer, size, used int64
+	err := s.row(ctx, "SELECT "+answering+`, current_setting('max_locks_per_transaction')::bigint *
+		(current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint),
+		(SELECT count(*) FROM pg_locks)`, nil, &answer, &size, &used)
+	if err != nil {
+		return 0, err
+	}
+	if used >= size/2 {
+		return 0, &dialect.Error{Class: dialect.Capacity,
+			Err:  fmt.Errorf("%d locks are held on the server, whose lock table has room for %d and is used up to the half of it", used, size),
+			Hint: "raise max_locks_per_transaction, or lock something coarser"}
+	}
+	return int(min(size/2-used, mostLocks)), nil
 }
 
 // AcquireTx takes the keys for the rest of the transaction, in one round trip; a
 // try for several keys in two. An error of class NotAcquired, Timeout or
 // Deadlock leaves the transaction as it was before the call.
+//
+// Through pgx, one key that is free is taken by a plain statement, and only a wait
+// has a savepoint: it takes one round trip more.
 //
 // Over drivers that close a connection when a context ends, as pgx does, the end
 // of ctx costs the transaction; the request's Wait does not, nor does a ctx that
@@ -223,19 +248,25 @@ func (d *DB) AcquireTx(ctx context.Context, tx dialect.Tx, r dialect.TxRequest) 
 	if err != nil {
 		return err
 	}
+	if len(r.Keys) == 1 {
+		n, asked, err := t.free(ctx, takeForTx(r.Keys, true))
+		switch {
+		case err != nil || n == 1:
+			return err
+		case asked && r.Try:
+			return refusedTx
+		}
+	}
 	if r.Try {
 		return tryTx(ctx, t, r.Keys)
 	}
-	lock := "SELECT " + callOne("pg_advisory_xact_lock", r.Keys[0])
-	if len(r.Keys) > 1 {
-		lock = taking(literal(intArray(r.Keys)), literal(sharedArray(r.Keys)), true, false) + " SELECT FROM taken"
-	}
+	lock := takeForTx(r.Keys, false)
 	if r.Wait <= 0 {
 		return guarded(ctx, t, lock)
 	}
 	began := time.Now()
 	// lock_timeout would begin anew with each key.
-	err = guarded(ctx, t, limited("statement_timeout", milliseconds(r.Wait), lock))
+	err = limitedTo(ctx, t, "statement_timeout", r.Wait, lock)
 	if sqlState(err) == "57014" && ctx.Err() == nil && time.Since(began) >= r.Wait {
 		return changed(err, func(e *dialect.Error) {
 			e.Class, e.Err = dialect.Timeout, fmt.Errorf("wait limit of %v: %w", r.Wait, e.Err)
@@ -244,20 +275,63 @@ func (d *DB) AcquireTx(ctx context.Context, tx dialect.Tx, r dialect.TxRequest) 
 	return err
 }
 
+// BeginLocked begins with the statement that takes the keys, in one round trip
+// through a pgx pool. Where a limited wait is needed after all, that is one more.
+func (d *DB) BeginLocked(ctx context.Context, o *sql.TxOptions, r dialect.TxRequest) (dialect.OwnedTx, error) {
+	if len(r.Keys) == 0 {
+		return nil, errNoKeys
+	}
+	tx, n, err := d.beginWith(ctx, o, takeForTx(r.Keys, r.Try || r.Wait > 0))
+	if err != nil || n == int64(len(r.Keys)) {
+		return tx, err
+	}
+	return dialect.Begun(ctx, tx, d.AcquireTx(ctx, tx, r)) // what it got, it may take twice
+}
+
+// takeForTx takes the keys until one is refused, and has a row for each that it
+// took.
+func takeForTx(keys []dialect.Key, try bool) statement {
+	if len(keys) == 1 {
+		return statement{takeOneForTx(keys[0].Mode, try), []any{keys[0].ID}}
+	}
+	arrays := []any{intArray(keys), sharedArray(keys)}
+	if try {
+		return statement{"SELECT FROM generate_series(1, coalesce((" + firstRefused("pg_try_advisory_xact_lock") +
+			") - 1, cardinality($1::bigint[])))", arrays}
+	}
+	// Functions that are volatile are called after the rows were sorted.
+	return statement{"SELECT CASE WHEN shared THEN pg_advisory_xact_lock_shared(id) ELSE pg_advisory_xact_lock(id) END" +
+		" FROM " + keyRows + " ORDER BY n", arrays}
+}
+
+func takeOneForTx(mode dialect.Mode, try bool) string {
+	switch {
+	case try && mode == dialect.Shared:
+		return "SELECT WHERE pg_try_advisory_xact_lock_shared($1::bigint)"
+	case try:
+		return "SELECT WHERE pg_try_advisory_xact_lock($1::bigint)"
+	case mode == dialect.Shared:
+		return "SELECT pg_advisory_xact_lock_shared($1::bigint)"
+	}
+	return "SELECT pg_advisory_xact_lock($1::bigint)"
+}
+
+var refusedTx = &dialect.Error{Class: dialect.NotAcquired, Remains: dialect.RemainsUsable}
+
 func tryTx(ctx context.Context, t transaction, keys []dialect.Key) error {
+	take := takeForTx(keys, true).text()
 	if len(keys) == 1 {
 		// The savepoint only proves that there is a transaction to hold the lock.
-		n, err := t.exec(ctx, savepoint+release+"SELECT WHERE "+callOne("pg_try_advisory_xact_lock", keys[0]))
+		n, err := t.exec(ctx, inTurn(savepoint, release, take))
 		if err != nil {
 			return cmp.Or(unguarded(ctx, err), classify(ctx, err))
 		}
 		if n == 0 {
-			return &dialect.Error{Class: dialect.NotAcquired, Remains: dialect.RemainsUsable}
+			return refusedTx
 		}
 		return nil
 	}
-	n, err := t.exec(ctx, savepoint+taking(literal(intArray(keys)), literal(sharedArray(keys)), true, true)+
-		" SELECT FROM taken WHERE got AND n > 0")
+	n, err := t.exec(ctx, inTurn(savepoint, take))
 	if err == nil && n == int64(len(keys)) {
 		if _, err = t.exec(ctx, release); err == nil {
 			return nil
@@ -267,14 +341,6 @@ func tryTx(ctx context.Context, t transaction, keys []dialect.Key) error {
 		err = &dialect.Error{Class: dialect.NotAcquired}
 	}
 	return rollBack(ctx, t, err)
-}
-
-// callOne calls a function on one key, written out.
-func callOne(function string, k dialect.Key) string {
-	if k.Mode == dialect.Shared {
-		function += "_shared"
-	}
-	return function + "(" + strconv.FormatInt(k.ID, 10) + ")"
 }
 
 func parseInts(list string) ([]int64, error) {

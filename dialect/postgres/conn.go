@@ -31,8 +31,11 @@ const (
 type conn interface {
 	queryRow(ctx context.Context, query string, args []any, dest ...any) error
 	exec(ctx context.Context, query string) error
+	exchange(deadline time.Time, x *exchange) error
 	// idle is Session.Idle before its error is classified.
 	idle(ctx context.Context) error
+	// quiet: the connection is open and nothing has arrived that was not read.
+	quiet() bool
 	statements() dialect.Statements
 	begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error)
 	close() error
@@ -62,7 +65,7 @@ func (d *DB) connect(ctx context.Context, o dialect.SessionOptions) (conn, int64
 	if err != nil {
 		return nil, 0, connectError(ctx, err)
 	}
-	return pgxConn{c}, int64(c.PgConn().PID()), nil
+	return newPgxConn(c), int64(c.PgConn().PID()), nil
 }
 
 // take takes a connection out of the pool.
@@ -165,22 +168,45 @@ func (d *DB) sessionConfig(ctx context.Context, change func(*pgx.ConnConfig)) (*
 }
 
 // pgxConn is a connection beside every pool.
-type pgxConn struct{ *pgx.Conn }
+type pgxConn struct {
+	*pgx.Conn
+	prepares  bool                                    // statements may be prepared
+	exchanges map[string]*pgconn.StatementDescription // by query
+	deadline  time.Time                               // see boundBy
+}
 
-func (c pgxConn) queryRow(ctx context.Context, query string, args []any, dest ...any) error {
+func newPgxConn(c *pgx.Conn) *pgxConn {
+	return &pgxConn{Conn: c, prepares: c.Config().DefaultQueryExecMode == pgx.QueryExecModeCacheStatement,
+		exchanges: map[string]*pgconn.StatementDescription{}}
+}
+
+func (c *pgxConn) queryRow(ctx context.Context, query string, args []any, dest ...any) error {
+	if err := c.unbound(); err != nil {
+		return err
+	}
 	return c.QueryRow(ctx, query, args...).Scan(dest...)
 }
 
-func (c pgxConn) exec(ctx context.Context, query string) error {
+func (c *pgxConn) exec(ctx context.Context, query string) error {
+	if err := c.unbound(); err != nil {
+		return err
+	}
 	_, err := c.Exec(ctx, query)
 	return err
 }
 
-func (c pgxConn) idle(ctx context.Context) error { return listen(ctx, c.Conn) }
-func (c pgxConn) statements() dialect.Statements { return pgxStatements(c) }
-func (c pgxConn) close() error                   { return hangUp(c.Conn) }
+func (c *pgxConn) idle(ctx context.Context) error {
+	if err := c.unbound(); err != nil {
+		return err
+	}
+	return listen(ctx, c.Conn)
+}
 
-func (c pgxConn) begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
+func (c *pgxConn) quiet() bool                    { return tcp.Quiet(c.PgConn().Conn()) }
+func (c *pgxConn) statements() dialect.Statements { return pgxStatements{c.Conn} }
+func (c *pgxConn) close() error                   { return hangUp(c.Conn) }
+
+func (c *pgxConn) begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
 	return beginPgx(ctx, c.BeginTx, o)
 }
 
@@ -253,6 +279,10 @@ func (c *sqlConn) idle(ctx context.Context) error {
 	}
 	<-ctx.Done()
 	return nil
+}
+
+func (c *sqlConn) quiet() bool {
+	return c.pgx != nil && !c.abandoned && tcp.Quiet(c.pgx.PgConn().Conn())
 }
 
 func (c *sqlConn) statements() dialect.Statements { return pinned.Statements(c.Conn) }

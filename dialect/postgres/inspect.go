@@ -20,7 +20,14 @@ const advisoryLocks = `SELECT (l.classid::bigint << 32) | l.objid::bigint AS id,
 // before waiters. Those by which a constructor tries the server are left out,
 // unless they are for keys that were asked for. What a session does is hidden
 // from users who are neither its owner nor a member of pg_read_all_stats.
-func (d *DB) Inspect(ctx context.Context, keys ...dialect.Key) (holdings []dialect.Holding, err error) {
+func (d *DB) Inspect(ctx context.Context, keys ...dialect.Key) ([]dialect.Holding, error) {
+	holdings, err := obtain(ctx,
+		func(ctx context.Context) ([]dialect.Holding, error) { return d.inspect(ctx, keys) },
+		func([]dialect.Holding) error { return nil })
+	return holdings, classify(ctx, err)
+}
+
+func (d *DB) inspect(ctx context.Context, keys []dialect.Key) (holdings []dialect.Holding, err error) {
 	rows, err := d.sql.QueryContext(ctx, `SELECT l.id, l.shared, NOT l.granted, coalesce(l.pid, 0),
 		coalesce(a.application_name, ''), coalesce(a.usename, ''), coalesce(a.state, ''),
 		CASE WHEN l.granted THEN coalesce(a.xact_start, a.backend_start) ELSE coalesce(l.waitstart, a.query_start) END AS since

@@ -189,7 +189,7 @@ func (p *probe) connect(ctx context.Context) (*session, error) {
 		}
 		p.host, p.port = c.Config().Host, c.Config().Port
 		p.announced = int64(c.PgConn().PID())
-		return newSession(pgxConn{c}), nil
+		return newSession(newPgxConn(c)), nil
 	}
 	c, err := obtain(ctx, p.db.sql.Conn, (*sql.Conn).Close)
 	if err != nil {
@@ -363,7 +363,7 @@ func (p *probe) refuseWithoutLocks(ctx context.Context) error {
 	case dialect.ClassOf(err) != dialect.NotAcquired:
 		return refuse("a second session could not ask for a held key", err)
 	}
-	switch held, err := a.Held(ctx, keys); {
+	switch held, err := dialect.HoldsAll(ctx, a, keys); {
 	case err != nil:
 		return refuse("the server does not show who holds a key", err)
 	case !held:

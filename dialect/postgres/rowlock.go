@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strconv"
@@ -21,7 +22,10 @@ import (
 // in which first users of a key could deadlock. The lock is that of SELECT … FOR
 // NO KEY UPDATE.
 //
-// That takes one round trip, and a second to read fencing numbers. A try needs
+// That takes one round trip, and a second to read fencing numbers. Through pgx, one
+// row that exists and is free is locked by a plain statement instead, and only the
+// others cost a savepoint and one round trip more; there a missing table, for one,
+// aborts the transaction. A try needs
 // one more where a row is missing: it locks the rows with NOWAIT if all exist,
 // and otherwise creates them under a lock_timeout, since INSERT has no NOWAIT.
 // Under REPEATABLE READ and SERIALIZABLE a row that changed after the
@@ -39,6 +43,12 @@ func (d *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) 
 	if err != nil {
 		return nil, err
 	}
+	if len(r.Keys) == 1 && !r.Fence {
+		n, _, err := t.free(ctx, freeRow(r))
+		if err != nil || n == 1 {
+			return nil, err
+		}
+	}
 	if r.Try {
 		err = tryRows(ctx, t, r, statement)
 	} else {
@@ -50,6 +60,25 @@ func (d *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) 
 	numbers, err := t.ints(ctx, "SELECT fence FROM "+tableName(r.Table)+
 		" WHERE id = ANY($1::bigint[]) ORDER BY array_position($1::bigint[], id)", intArray(r.Keys))
 	return numbers, classify(ctx, err)
+}
+
+// BeginRows begins with the statement that creates and locks the rows, in one round
+// trip through a pgx pool.
+func (d *DB) BeginRows(ctx context.Context, o *sql.TxOptions, t dialect.Table, keys []dialect.Key) (dialect.OwnedTx, error) {
+	if len(keys) == 0 {
+		return nil, errNoKeys
+	}
+	lock, err := lockRows(dialect.RowRequest{Table: t, Keys: keys})
+	if err != nil {
+		return nil, err
+	}
+	tx, _, err := d.beginWith(ctx, o, lock)
+	return tx, err
+}
+
+// freeRow locks the row if it exists and nobody has it.
+func freeRow(r dialect.RowRequest) statement {
+	return statement{"SELECT FROM " + tableName(r.Table) + " WHERE id = $1::bigint FOR NO KEY UPDATE SKIP LOCKED", []any{r.Keys[0].ID}}
 }
 
 const (
@@ -65,11 +94,11 @@ const (
 )
 
 // tryRows looks again after each failed creation: the rows may exist by now.
-func tryRows(ctx context.Context, t transaction, r dialect.RowRequest, create string) error {
+func tryRows(ctx context.Context, t transaction, r dialect.RowRequest, create statement) error {
 	for wait := shortestTry; ; wait *= 2 {
 		locked, err := tryExisting(ctx, t, r)
 		if err == nil && !locked {
-			err = guarded(ctx, t, limited("lock_timeout", milliseconds(wait), create))
+			err = limitedTo(ctx, t, "lock_timeout", wait, create)
 			if sqlState(err) == "55P03" && !waitedForRow(err) && wait < longestTry {
 				continue
 			}
@@ -95,8 +124,8 @@ func tryExisting(ctx context.Context, t transaction, r dialect.RowRequest) (bool
 		statement += fmt.Sprintf("; UPDATE %s SET fence = fence + 1 WHERE id IN (%s) AND current_setting('dblock.locked') = '%d'",
 			tableName(r.Table), strings.Join(ids, ", "), len(ids))
 	}
-	n, err := t.exec(ctx, savepoint+limited("lock_timeout", milliseconds(tableWait), statement)+"; "+release+
-		"SELECT FROM generate_series(1, current_setting('dblock.locked')::int)")
+	n, err := t.exec(ctx, inTurn(savepoint, limited("lock_timeout", tableWait, statement), release,
+		"SELECT FROM generate_series(1, current_setting('dblock.locked')::int)"))
 	if err != nil {
 		return false, rollBack(ctx, t, err)
 	}
@@ -116,19 +145,22 @@ func waitedForRow(err error) bool {
 	return !errors.As(err, &ofPq) || ofPq.Get('W') != ""
 }
 
-func lockRows(r dialect.RowRequest) (string, error) {
+func lockRows(r dialect.RowRequest) (statement, error) {
+	for _, k := range r.Keys {
+		if k.Mode == dialect.Shared {
+			return statement{}, &dialect.Error{Class: dialect.Unsupported, Err: fmt.Errorf("shared row lock of key %s", k.Label),
+				Hint: "lock the row exclusively, or use an advisory lock in the transaction, which can be shared"}
+		}
+	}
 	first, update := "0", "SET fence = t.fence WHERE false"
 	if r.Fence {
 		first, update = "1", "SET fence = t.fence + 1"
 	}
-	rows := make([]string, len(r.Keys))
-	for i, k := range r.Keys {
-		if k.Mode == dialect.Shared {
-			return "", &dialect.Error{Class: dialect.Unsupported, Err: fmt.Errorf("shared row lock of key %s", k.Label),
-				Hint: "lock the row exclusively, or use an advisory lock in the transaction, which can be shared"}
-		}
-		rows[i] = fmt.Sprintf("(%d, %s, %s)", k.ID, literal(k.Name), first)
+	rows, args := "VALUES ($1::bigint, $2::text, "+first+")", []any{r.Keys[0].ID, r.Keys[0].Name}
+	if len(r.Keys) > 1 {
+		rows = "SELECT k.id, k.name, " + first + " FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS k (id, name, n) ORDER BY k.n"
+		args = []any{intArray(r.Keys), nameArray(r.Keys)}
 	}
-	return "INSERT INTO " + tableName(r.Table) + " AS t (id, name, fence) VALUES " + strings.Join(rows, ", ") +
-		" ON CONFLICT (id) DO UPDATE " + update, nil
+	return statement{"INSERT INTO " + tableName(r.Table) + " AS t (id, name, fence) " + rows +
+		" ON CONFLICT (id) DO UPDATE " + update, args}, nil
 }

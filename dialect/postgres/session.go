@@ -30,6 +30,8 @@ type session struct {
 	close func() error // once
 	id    int64
 	mark  int64 // 0: none was left
+
+	exchanged exchange // the latest
 }
 
 func newSession(c conn) *session { return &session{conn: c, close: sync.OnceValue(c.close)} }
@@ -188,11 +190,16 @@ func (s *session) row(ctx context.Context, query string, args []any, answer *int
 		return classify(ctx, err)
 	}
 	if *answer != s.id^s.mark {
-		return &dialect.Error{Class: dialect.Lost,
-			Err:  fmt.Errorf("the connection does not lead to its own session of server process %d any more", s.id),
-			Hint: poolerHint}
+		return s.moved()
 	}
 	return nil
+}
+
+// moved is for an answer that is another session's.
+func (s *session) moved() error {
+	return &dialect.Error{Class: dialect.Lost,
+		Err:  fmt.Errorf("the connection does not lead to its own session of server process %d any more", s.id),
+		Hint: poolerHint}
 }
 
 // ID is the server process's pid, as in pg_stat_activity.
@@ -210,6 +217,15 @@ func (s *session) Idle(ctx context.Context) error {
 func (s *session) Ping(ctx context.Context) error {
 	var answer int64
 	return s.row(ctx, "SELECT "+answering, nil, &answer)
+}
+
+// Alive asks the server if anything has arrived unasked, or if the driver hides
+// whether it has.
+func (s *session) Alive(ctx context.Context) error {
+	if s.conn.quiet() {
+		return nil
+	}
+	return s.Ping(ctx)
 }
 
 // AllowSilence looks first: mostly there is no limit to lift.

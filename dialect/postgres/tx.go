@@ -1,12 +1,15 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -23,12 +26,37 @@ func Tx(tx pgx.Tx) dialect.Tx {
 	return pgxTx{tx}
 }
 
+// statement is one with parameters, $1 to $9, that are numbers and strings.
+type statement struct {
+	query string
+	args  []any
+}
+
+// text has the parameters written out.
+func (s statement) text() string {
+	var pairs []string
+	for i, arg := range s.args {
+		value := fmt.Sprintf("(%v)", arg)
+		if text, ok := arg.(string); ok {
+			value = literal(text)
+		}
+		pairs = append(pairs, "$"+strconv.Itoa(i+1), value)
+	}
+	return strings.NewReplacer(pairs...).Replace(s.query)
+}
+
 // transaction is what the locks need of the caller's transaction.
 type transaction interface {
+	// free runs a statement that does not wait, and returns how many rows it had.
+	// It has no savepoint, so that its errors abort the transaction; asked is false
+	// if the driver could not tell whether there is a transaction.
+	free(ctx context.Context, s statement) (rows int64, asked bool, err error)
 	// exec sends statements without parameters in one message, which all drivers
 	// do by the simple protocol, and returns how many rows the last one had.
 	// See https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-MULTI-STATEMENT.
 	exec(ctx context.Context, statements string) (int64, error)
+	// inSavepoint runs a statement in a savepoint, which it releases, in one message.
+	inSavepoint(ctx context.Context, s statement) error
 	ints(ctx context.Context, query string, args ...any) ([]int64, error)
 }
 
@@ -65,15 +93,29 @@ func (d *DB) SessionOf(ctx context.Context, tx dialect.Tx) (int64, error) {
 	return pids[0], nil
 }
 
+// noTransaction is the code of a savepoint outside of one.
+const noTransaction = "25P01"
+
 const (
-	savepoint = "SAVEPOINT dblock; "
-	release   = "RELEASE SAVEPOINT dblock; "
-	rollback  = "ROLLBACK TO SAVEPOINT dblock; "
+	savepoint = "SAVEPOINT dblock"
+	release   = "RELEASE SAVEPOINT dblock"
+	rollback  = "ROLLBACK TO SAVEPOINT dblock"
 )
 
+// inTurn makes one message of statements.
+func inTurn(statements ...string) string { return strings.Join(statements, "; ") }
+
 // guarded runs a statement so that the transaction survives its failure.
-func guarded(ctx context.Context, t transaction, statement string) error {
-	if _, err := t.exec(ctx, savepoint+statement+"; "+release); err != nil {
+func guarded(ctx context.Context, t transaction, s statement) error {
+	if err := t.inSavepoint(ctx, s); err != nil {
+		return rollBack(ctx, t, err)
+	}
+	return nil
+}
+
+// limitedTo is guarded with a bound on how long the server waits for anything.
+func limitedTo(ctx context.Context, t transaction, setting string, limit time.Duration, s statement) error {
+	if _, err := t.exec(ctx, inTurn(savepoint, limited(setting, limit, s.text()), release)); err != nil {
 		return rollBack(ctx, t, err)
 	}
 	return nil
@@ -83,7 +125,7 @@ func guarded(ctx context.Context, t transaction, statement string) error {
 // have made it.
 func unguarded(ctx context.Context, err error) error {
 	switch sqlState(err) {
-	case "25P01", "25P02":
+	case noTransaction, "25P02":
 		return classify(ctx, err)
 	case "42601": // of several statements in a prepared one: https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-EXT-QUERY
 		return &dialect.Error{Class: dialect.Unsupported, Code: "42601", Err: err, Hint: callerHint, Remains: dialect.RemainsAborted}
@@ -106,25 +148,25 @@ func rollBack(ctx context.Context, t transaction, cause error) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	_, err := t.exec(ctx, rollback+release)
+	_, err := t.exec(ctx, inTurn(rollback, release))
 	err = explain(err)
 	switch {
 	case err == nil:
 		return withRemains(cause, dialect.RemainsUsable)
 	case dialect.ClassOf(err) == dialect.Lost, dialect.ClassOf(err) == dialect.Closed:
 		return withRemains(cause, dialect.RemainsNothing)
-	case sqlState(err) == "3B001": // database/sql had found that ctx ended, and sent no savepoint
+	case sqlState(err) == "3B001": // no savepoint was sent: database/sql found that ctx ended, or pgx that the statement cannot be prepared
 		return withRemains(cause, dialect.RemainsAborted)
 	}
 	return join(withRemains(cause, dialect.RemainsUnknown), err)
 }
 
-// limited runs a statement under a setting of its own. A setting made after a
-// savepoint outlives its release, so the caller's value is kept in a setting of
-// dblock's until then.
-func limited(setting, value, statement string) string {
+// limited runs a statement, or several, under a setting of its own. A setting made
+// after a savepoint outlives its release, so the caller's value is kept in a setting
+// of dblock's until then.
+func limited(setting string, limit time.Duration, statement string) string {
 	return fmt.Sprintf("SELECT set_config('dblock.saved', current_setting('%[1]s'), true); SET LOCAL %[1]s = %[2]s; "+
-		"%[3]s; SELECT set_config('%[1]s', current_setting('dblock.saved'), true)", setting, value, statement)
+		"%[3]s; SELECT set_config('%[1]s', current_setting('dblock.saved'), true)", setting, milliseconds(limit), statement)
 }
 
 // literal quotes a string whatever standard_conforming_strings says.
@@ -143,12 +185,40 @@ func (t pgxTx) ExecContext(ctx context.Context, query string, args ...any) (sql.
 	return driver.RowsAffected(tag.RowsAffected()), err
 }
 
-func (t pgxTx) exec(ctx context.Context, statements string) (int64, error) {
-	r, err := t.ExecContext(ctx, statements)
-	if err != nil {
-		return 0, err
+// free knows from the server's last answer in which state the connection is:
+// https://www.postgresql.org/docs/current/protocol-message-formats.html#PROTOCOL-MESSAGE-FORMATS-READYFORQUERY.
+func (t pgxTx) free(ctx context.Context, s statement) (rows int64, asked bool, err error) {
+	c := t.tx.Conn()
+	if c == nil { // of a pgx.Tx that is not pgx's own
+		return 0, false, nil
 	}
-	return r.RowsAffected()
+	tag, err := t.tx.Exec(ctx, s.query, s.args...)
+	if err != nil {
+		err = cmp.Or(unguarded(ctx, err), classify(ctx, err))
+		if c.IsClosed() {
+			err = withRemains(err, dialect.RemainsNothing)
+		}
+		return 0, true, err
+	}
+	const idle = 'I'
+	if c.PgConn().TxStatus() == idle {
+		m, _ := meaningOf(noTransaction)
+		return 0, true, &dialect.Error{Class: m.class, Code: noTransaction, Hint: m.hint}
+	}
+	return tag.RowsAffected(), true, nil
+}
+
+func (t pgxTx) exec(ctx context.Context, statements string) (int64, error) {
+	return rowsOf(t.ExecContext(ctx, statements))
+}
+
+// inSavepoint is a batch, whose statements pgx need not prepare each time.
+func (t pgxTx) inSavepoint(ctx context.Context, s statement) error {
+	var batch pgx.Batch
+	batch.Queue(savepoint)
+	batch.Queue(s.query, s.args...)
+	batch.Queue(release)
+	return t.tx.SendBatch(ctx, &batch).Close()
 }
 
 func (t pgxTx) ints(ctx context.Context, query string, args ...any) ([]int64, error) {
@@ -161,12 +231,17 @@ func (t pgxTx) ints(ctx context.Context, query string, args ...any) ([]int64, er
 
 type sqlTx struct{ dialect.Querier }
 
+func (sqlTx) free(context.Context, statement) (rows int64, asked bool, err error) {
+	return 0, false, nil
+}
+
 func (t sqlTx) exec(ctx context.Context, statements string) (int64, error) {
-	r, err := t.ExecContext(ctx, statements)
-	if err != nil {
-		return 0, err
-	}
-	return r.RowsAffected()
+	return rowsOf(t.ExecContext(ctx, statements))
+}
+
+func (t sqlTx) inSavepoint(ctx context.Context, s statement) error {
+	_, err := t.exec(ctx, inTurn(savepoint, s.text(), release))
+	return err
 }
 
 func (t sqlTx) ints(ctx context.Context, query string, args ...any) (ints []int64, err error) {
@@ -194,7 +269,45 @@ func (d *DB) Begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, erro
 	return beginPgx(ctx, d.pool.BeginTx, o)
 }
 
+// beginWith begins a transaction with a statement, and returns how many rows that
+// had. Through a pgx pool it is one round trip; database/sql begins by itself.
+func (d *DB) beginWith(ctx context.Context, o *sql.TxOptions, s statement) (dialect.OwnedTx, int64, error) {
+	if d.pool == nil {
+		tx, err := d.Begin(ctx, o)
+		if err != nil {
+			return nil, 0, err
+		}
+		rows, err := rowsOf(tx.ExecContext(ctx, s.query, s.args...))
+		tx, err = dialect.Begun(ctx, tx, classify(ctx, err))
+		return tx, rows, err
+	}
+	options, err := pgxOptions(o)
+	if err != nil {
+		return nil, 0, err
+	}
+	var rows int64
+	var batch pgx.Batch
+	batch.BeginTx(options)
+	batch.Queue(s.query, s.args...).Exec(func(tag pgconn.CommandTag) error {
+		rows = tag.RowsAffected()
+		return nil
+	})
+	results := d.pool.SendBatch(ctx, &batch)
+	tx, err := dialect.Begun(ctx, ownedPgxTx{pgxTx{results.Tx()}}, classify(ctx, results.Close()))
+	return tx, rows, err
+}
+
+func rowsOf(r sql.Result, err error) (int64, error) {
+	if err != nil {
+		return 0, err
+	}
+	return r.RowsAffected()
+}
+
 func beginSQL(ctx context.Context, begin func(context.Context, *sql.TxOptions) (*sql.Tx, error), o *sql.TxOptions) (dialect.OwnedTx, error) {
+	if _, err := pgxOptions(o); err != nil { // which drivers would refuse in words of their own
+		return nil, err
+	}
 	tx, err := begin(ctx, o)
 	if err != nil {
 		return nil, classify(ctx, err)

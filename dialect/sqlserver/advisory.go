@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -85,18 +86,45 @@ BEGIN
 END;
 `
 
-// heldBatch asks for the mode of each key. A mode may be stronger than what was
-// asked for: several holds by one owner add up to the union of their modes.
+// heldBatch asks for the mode of each key: '1' in @held for one that is held, '0'
+// for one that is not. A mode may be stronger than what was asked for: several
+// holds by one owner add up to the union of their modes.
 const heldBatch = `
 SET NOCOUNT ON;
 DECLARE @i int = 0, @name nvarchar(255), @mode nvarchar(32);
-SELECT @held = 1, @session = @@SPID;
-WHILE @held = 1 AND @i < @count
+SELECT @held = '', @session = @@SPID;
+WHILE @i < @count
 BEGIN
 	SET @name = RTRIM(SUBSTRING(@names, @i * 64 + 1, 64));
 	SET @mode = APPLOCK_MODE('public', @name, @owner);
-	IF @mode IS NULL OR @mode = 'NoLock' OR (@mode <> 'Exclusive' AND SUBSTRING(@modes, @i + 1, 1) <> 'S')
-		SET @held = 0;
+	SET @held += CASE WHEN @mode = 'Exclusive' OR (@mode <> 'NoLock' AND SUBSTRING(@modes, @i + 1, 1) = 'S') THEN '1' ELSE '0' END;
+	SET @i += 1;
+END;
+`
+
+// exchangeBatch first releases the keys that @modes has an 'R' for, then tries for
+// the others, without waiting. @done gets '1' for each key released or granted, '0'
+// for one that was not held or is not free. It stops at any other return code.
+//
+// Releasing what is not held would raise an error, so it asks first.
+const exchangeBatch = `
+SET NOCOUNT ON;
+DECLARE @i int = 0, @name nvarchar(255), @mode nvarchar(32);
+SELECT @status = 0, @done = '', @session = @@SPID;
+WHILE @i < @count
+BEGIN
+	SELECT @status = -999,
+		@name = RTRIM(SUBSTRING(@names, @i * 64 + 1, 64)),
+		@mode = CASE SUBSTRING(@modes, @i + 1, 1) WHEN 'R' THEN NULL WHEN 'S' THEN 'Shared' ELSE 'Exclusive' END;
+	IF @mode IS NOT NULL
+		EXEC @status = sys.sp_getapplock @Resource = @name, @LockMode = @mode, @LockOwner = @owner,
+			@LockTimeout = 0, @DbPrincipal = 'public';
+	ELSE IF APPLOCK_MODE('public', @name, @owner) = 'NoLock'
+		SET @status = -1;
+	ELSE
+		EXEC @status = sys.sp_releaseapplock @Resource = @name, @LockOwner = @owner, @DbPrincipal = 'public';
+	IF @status NOT IN (0, 1, -1) BREAK;
+	SET @done += CASE @status WHEN -1 THEN '0' ELSE '1' END;
 	SET @i += 1;
 END;
 `
@@ -127,7 +155,7 @@ func pack(keys []dialect.Key) (packed, error) {
 	return packed{int32(len(keys)), names.String(), modes.String(), ids.String()}, nil
 }
 
-// parameters are those of acquireBatch and heldBatch.
+// parameters are those that the batches for several modes have in common.
 func (p packed) parameters() []any {
 	return []any{sql.Named("count", p.count), sql.Named("names", p.names), sql.Named("modes", p.modes)}
 }
@@ -197,18 +225,60 @@ func (a appLocks) undo(ctx context.Context, granted []dialect.Key) error {
 	return nil
 }
 
-func (a appLocks) held(ctx context.Context, keys []dialect.Key) (held bool, session int32, err error) {
+// held answers for each key, and which session it is.
+func (a appLocks) held(ctx context.Context, keys []dialect.Key) (held []bool, session int32, err error) {
 	p, err := pack(keys)
 	if err != nil {
-		return false, 0, err
+		return nil, 0, err
 	}
-	var answer int32
+	var answer string
 	_, err = a.on.ExecContext(ctx, heldBatch, append(p.parameters(), sql.Named("owner", a.owner),
 		out("held", &answer), out("session", &session))...)
 	if err != nil {
-		return false, 0, err
+		return nil, 0, err
 	}
-	return answer == 1, session, nil
+	held, err = parseFlags(answer, len(keys))
+	return held, session, err
+}
+
+// exchange runs exchangeBatch.
+func (a appLocks) exchange(ctx context.Context, tries, releases []dialect.Key) (granted, released []bool, session int32, err error) {
+	keys := slices.Concat(releases, tries)
+	p, err := pack(keys)
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	p.modes = strings.Repeat("R", len(releases)) + p.modes[len(releases):]
+	status, done := int32(statusInvalidCall), ""
+	_, err = a.on.ExecContext(ctx, exchangeBatch, append(p.parameters(), sql.Named("owner", a.owner),
+		out("status", &status), out("done", &done), out("session", &session))...)
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	if n := len(done); n < len(keys) && status != statusGranted {
+		procedure := "sp_getapplock"
+		if n < len(releases) {
+			procedure = "sp_releaseapplock"
+		}
+		return nil, nil, 0, statusError(procedure, status, keys[n].Label, true)
+	}
+	flags, err := parseFlags(done, len(keys))
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	return flags[len(releases):], flags[:len(releases)], session, nil
+}
+
+// parseFlags reads one '0' or '1' for each of n keys.
+func parseFlags(list string, n int) ([]bool, error) {
+	if len(list) != n || strings.Trim(list, "01") != "" {
+		return nil, fmt.Errorf("the server answered %q for %d keys", list, n)
+	}
+	flags := make([]bool, n)
+	for i := range flags {
+		flags[i] = list[i] == '1'
+	}
+	return flags, nil
 }
 
 // failure is what a grant means for its caller; nil if all keys are held. The

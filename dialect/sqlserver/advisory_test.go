@@ -222,23 +222,79 @@ func TestRelease(t *testing.T) {
 
 func TestAnotherSessionAnswers(t *testing.T) {
 	_, session := openSession(t, answer{outs: map[string]any{"status": 0, "granted": 2, "session": 99}},
-		answer{outs: map[string]any{"held": 1, "session": 99}})
+		answer{outs: map[string]any{"held": "11", "session": 99}}, answer{outs: map[string]any{"done": "11", "session": 99}})
 	_, err := session.Acquire(t.Context(), dialect.Request{Keys: keys})
 	wantError(t, err, dialect.Unsafe, "")
 	_, err = session.Held(t.Context(), keys)
 	wantError(t, err, dialect.Unsafe, "")
+	_, _, err = session.Exchange(time.Now().Add(time.Minute), keys, nil)
+	wantError(t, err, dialect.Unsafe, "")
 }
 
-func TestHeld(t *testing.T) {
-	stub, session := openSession(t, answer{outs: map[string]any{"held": 1}}, answer{outs: map[string]any{"held": 0}})
-	for _, want := range []bool{true, false} {
-		if held, err := session.Held(t.Context(), keys); err != nil || held != want {
-			t.Errorf("got %t, %v", held, err)
-		}
+func TestHeldAnswersForEachKey(t *testing.T) {
+	stub, session := openSession(t, answer{outs: map[string]any{"held": "10"}}, answer{outs: map[string]any{"held": "1"}})
+	if held, err := session.Held(t.Context(), keys); err != nil || !slices.Equal(held, []bool{true, false}) {
+		t.Errorf("got %t, %v", held, err)
 	}
 	sent := stub.sent("APPLOCK_MODE('public', @name, @owner)")
-	if len(sent) != 2 || sent[0].args["owner"] != "Session" || sent[0].args["modes"] != "XS" {
+	if len(sent) != 1 || sent[0].args["owner"] != "Session" || sent[0].args["modes"] != "XS" {
 		t.Errorf("sent %v", sent)
+	}
+	if held, err := session.Held(t.Context(), keys); err == nil {
+		t.Errorf("one answer for two keys: %t", held)
+	}
+}
+
+func TestExchangeAnswersForEachKey(t *testing.T) {
+	keyC := dialect.Key{ID: 9, Name: "c#0000000000000009", Label: "c"}
+	stub, session := openSession(t, answer{outs: map[string]any{"done": "101", "status": -1}})
+	granted, released, err := session.Exchange(time.Now().Add(time.Minute), keys, []dialect.Key{keyC})
+	if err != nil || !slices.Equal(granted, []bool{false, true}) || !slices.Equal(released, []bool{true}) {
+		t.Fatalf("granted %t, released %t, %v", granted, released, err)
+	}
+	sent := stub.sent("sp_getapplock")
+	if len(sent) != 1 || sent[0].args["owner"] != "Session" || sent[0].args["count"] != int32(3) || sent[0].args["modes"] != "RXS" {
+		t.Fatalf("sent %v", sent)
+	}
+	if names := strings.Fields(sent[0].args["names"].(string)); !slices.Equal(names, []string{keyC.Name, keyA.Name, keyB.Name}) {
+		t.Errorf("sent names %q", names)
+	}
+	for _, want := range []string{"SELECT @status = -999", "@LockTimeout = 0", "@LockOwner = @owner", "@DbPrincipal = 'public'",
+		"ELSE IF APPLOCK_MODE('public', @name, @owner) = 'NoLock'"} {
+		if !strings.Contains(sent[0].query, want) {
+			t.Errorf("the batch lacks %q", want)
+		}
+	}
+	if _, _, err := session.Exchange(time.Now().Add(time.Minute), nil, nil); err != nil || len(stub.sent("sp_getapplock")) != 1 {
+		t.Errorf("an exchange of nothing: %v", err)
+	}
+}
+
+// Only 0, 1 and -1 are outcomes of a try; where the batch stopped, the code says why.
+func TestFailedExchange(t *testing.T) {
+	for _, c := range []struct {
+		answer answer
+		class  dialect.Class
+		code   string
+		key    string
+	}{
+		{answer{outs: map[string]any{"done": "", "status": -999}}, dialect.Setup, "-999", "sp_releaseapplock of b"},
+		{answer{outs: map[string]any{"done": "1", "status": -3}}, dialect.Deadlock, "-3", "sp_getapplock of a"},
+		{answer{outs: map[string]any{"done": "0", "status": -2}}, dialect.Canceled, "-2", "sp_getapplock of a"},
+		{answer{err: serverError(1205)}, dialect.Deadlock, "1205", ""},
+	} {
+		_, session := openSession(t, c.answer)
+		_, _, err := session.Exchange(time.Now().Add(time.Minute), keys[:1], keys[1:])
+		wantError(t, err, c.class, c.code)
+		if !strings.Contains(err.Error(), c.key) {
+			t.Errorf("%q does not name the call", err)
+		}
+	}
+	for _, done := range []string{"1", "111", "1x"} {
+		_, session := openSession(t, answer{outs: map[string]any{"done": done, "status": 0}})
+		if granted, released, err := session.Exchange(time.Now().Add(time.Minute), keys, nil); err == nil {
+			t.Errorf("the answer %q for two keys: %t, %t", done, granted, released)
+		}
 	}
 }
 
@@ -254,6 +310,20 @@ func TestFence(t *testing.T) {
 	sent := stub.sent("UPDATE [locks] WITH (UPDLOCK, HOLDLOCK, ROWLOCK) SET @fence = fence = fence + 1")
 	rows := dialect.FenceRows(keys)
 	if len(sent) != 1 || !slices.Equal(strings.Fields(sent[0].args["ids"].(string)), []string{fmt.Sprint(rows[0].ID), fmt.Sprint(rows[1].ID)}) {
+		t.Errorf("sent %v", sent)
+	}
+}
+
+// A holder that serves several others draws a number for each of them at once.
+func TestFenceOfSeveralNumbers(t *testing.T) {
+	granted := status(0, 2)
+	granted.outs["fences"] = "64,130,"
+	stub, session := openSession(t, granted)
+	fences, err := session.Acquire(t.Context(), dialect.Request{Keys: keys, Fence: &dialect.Table{}, Numbers: 64})
+	if err != nil || !slices.Equal(fences, []int64{1, 67}) {
+		t.Fatalf("got %v, %v", fences, err)
+	}
+	if sent := stub.sent("SET @fence = fence = fence + 64 WHERE"); len(sent) != 1 || !strings.Contains(sent[0].query, "SELECT @fence = 64,") {
 		t.Errorf("sent %v", sent)
 	}
 }

@@ -49,6 +49,7 @@ type tdsServer struct {
 	answer   []byte      // to an RPC; none: the server goes on working
 	working  chan string // gets the text of each RPC
 	attended chan struct{}
+	clients  chan net.Conn
 }
 
 func newTDSServer(t *testing.T, answer []byte) (*tdsServer, *DB) {
@@ -57,7 +58,7 @@ func newTDSServer(t *testing.T, answer []byte) (*tdsServer, *DB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &tdsServer{listener, answer, make(chan string, 1), make(chan struct{}, 1)}
+	s := &tdsServer{listener, answer, make(chan string, 1), make(chan struct{}, 1), make(chan net.Conn, 1)}
 	go s.accept()
 	db, err := sql.Open("sqlserver", "sqlserver://sa:secret@"+listener.Addr().String()+"?encrypt=disable")
 	if err != nil {
@@ -76,6 +77,10 @@ func (s *tdsServer) accept() {
 		conn, err := s.listener.Accept()
 		if err != nil {
 			return
+		}
+		select {
+		case s.clients <- conn:
+		default:
 		}
 		go s.serve(conn)
 	}
@@ -201,6 +206,33 @@ func TestDriverFillsOutputParameters(t *testing.T) {
 			t.Errorf("the driver did not declare %q", want)
 		}
 	}
+}
+
+func TestDriverFillsAnswersOfExchange(t *testing.T) {
+	server, d := newTDSServer(t, slices.Concat([]byte{tokenReturnStatus}, le32(0),
+		intValue("@status", -1), textValue("@done", "10"), intValue("@session", 55), done(tokenDoneProc, 0)))
+	s := open(t, d)
+	granted, released, err := s.Exchange(time.Now().Add(time.Minute), keys[:1], keys[1:])
+	if err != nil || !slices.Equal(granted, []bool{false}) || !slices.Equal(released, []bool{true}) {
+		t.Errorf("granted %t, released %t, %v", granted, released, err)
+	}
+	sent := <-server.working
+	for _, want := range []string{"@done nvarchar(max) output", "@modes nvarchar(2)"} {
+		if !strings.Contains(sent, want) {
+			t.Errorf("the driver did not declare %q", want)
+		}
+	}
+}
+
+// The driver sees the end of a connection only when it is used.
+func TestAliveAsksTheServer(t *testing.T) {
+	server, d := newTDSServer(t, nil)
+	s := open(t, d)
+	if err := s.Alive(t.Context()); err != nil {
+		t.Errorf("alive: %v", err)
+	}
+	(<-server.clients).Close()
+	wantError(t, s.Alive(t.Context()), dialect.Lost, "")
 }
 
 // An error of the server wins over output parameters that look like a success.

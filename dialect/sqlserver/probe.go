@@ -161,7 +161,7 @@ func probeExclusion(ctx context.Context, a, b dialect.Session) error {
 	switch held, err := a.Held(ctx, keys); {
 	case err != nil:
 		return err
-	case !held:
+	case !held[0]:
 		return unsafe("a lock was gone right after it was granted")
 	}
 	if err := a.Release(ctx, keys); err != nil {

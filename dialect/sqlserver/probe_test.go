@@ -18,8 +18,8 @@ var (
 	good    = server("16.0.4165.4", 3, "READ_WRITE")
 	granted = status(0, 1)
 	busy    = status(-1, 0)
-	isHeld  = answer{outs: map[string]any{"held": 1}}
-	isFree  = answer{outs: map[string]any{"held": 0}}
+	isHeld  = answer{outs: map[string]any{"held": "1"}}
+	isFree  = answer{outs: map[string]any{"held": "0"}}
 	gone    = released(0)
 )
 

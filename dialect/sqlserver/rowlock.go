@@ -58,7 +58,10 @@ func (d *DB) lockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) 
 	if err != nil {
 		return nil, err
 	}
-	b := &rowBatch{table: r.Table, fence: r.Fence, try: r.Try}
+	b := &rowBatch{table: r.Table, try: r.Try}
+	if r.Fence {
+		b.numbers = 1
+	}
 	if err := b.run(ctx, tx, p, inTransaction); err != nil {
 		return nil, err
 	}
@@ -74,14 +77,15 @@ func (d *DB) lockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) 
 
 // rowBatch locks rows of a lock table.
 type rowBatch struct {
-	table      dialect.Table
-	fence, try bool
+	table   dialect.Table
+	numbers int64 // how many fencing numbers to draw for each key
+	try     bool
 
 	session      int32 // that ran the batch by itself, 0 if it was part of another
 	transactions int32
 	ensured      int32  // 1: create what is still missing
 	missing      string // positions of the keys that have no row, each with a comma
-	fences       string // one for each key, each with a comma
+	fences       string // the last one drawn for each key, each with a comma
 }
 
 const inTransaction = `
@@ -131,8 +135,9 @@ func (b *rowBatch) text() string {
 	}
 	table := tableName(b.table)
 	lock, first := "SELECT @fence = fence FROM "+table+" "+hints+" WHERE id = @id", "0"
-	if b.fence {
-		lock, first = "UPDATE "+table+" "+hints+" SET @fence = fence = fence + 1 WHERE id = @id", "1"
+	if b.numbers > 0 {
+		first = strconv.FormatInt(b.numbers, 10)
+		lock = "UPDATE " + table + " " + hints + " SET @fence = fence = fence + " + first + " WHERE id = @id"
 	}
 	return strings.NewReplacer("{table}", table, "{lock}", lock, "{first}", first).Replace(rowsText)
 }
@@ -153,7 +158,7 @@ func (b *rowBatch) run(ctx context.Context, on dialect.Tx, p packed, before stri
 }
 
 // finish creates the rows that a run reported missing, by statements of their
-// own on autocommit, and runs again. It returns a fence for each key.
+// own on autocommit, and runs again. It returns the first fence of each key.
 func (b *rowBatch) finish(ctx context.Context, on, autocommit dialect.Tx, p packed, keys []dialect.Key) ([]int64, error) {
 	if b.missing != "" {
 		missing, err := parseInts(b.missing)
@@ -179,6 +184,9 @@ func (b *rowBatch) finish(ctx context.Context, on, autocommit dialect.Tx, p pack
 	}
 	if len(fences) != len(keys) {
 		return nil, fmt.Errorf("the server returned %d fencing numbers for %d keys", len(fences), len(keys))
+	}
+	for i := range fences {
+		fences[i] -= max(0, b.numbers-1)
 	}
 	return fences, nil
 }

@@ -101,6 +101,26 @@ func beginOn(ctx context.Context, begin func(context.Context, *sql.TxOptions) (*
 	return &ownedTx{tx}, nil
 }
 
+// BeginLocked takes two round trips: the driver's protocol begins a transaction in a
+// message of its own.
+func (d *DB) BeginLocked(ctx context.Context, o *sql.TxOptions, r dialect.TxRequest) (dialect.OwnedTx, error) {
+	tx, err := d.Begin(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return dialect.Begun(ctx, tx, d.AcquireTx(ctx, tx, r))
+}
+
+// BeginRows is [DB.BeginLocked] with row locks.
+func (d *DB) BeginRows(ctx context.Context, o *sql.TxOptions, t dialect.Table, keys []dialect.Key) (dialect.OwnedTx, error) {
+	tx, err := d.Begin(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	_, err = d.LockRows(ctx, tx, dialect.RowRequest{Table: t, Keys: keys})
+	return dialect.Begun(ctx, tx, err)
+}
+
 type ownedTx struct{ *sql.Tx }
 
 // Native is the *sql.Tx.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -130,14 +131,15 @@ func advisoryBusyPool(t *testing.T, h *Harness) {
 	l := newLocker(t, db)
 	ctx, cancel := context.WithCancel(testContext(t))
 	var load sync.WaitGroup
+	var queries atomic.Int64
 	for range 3 {
 		load.Go(func() {
 			// Each query dials, and many more than these use up the machine's ports.
 			pace := time.NewTicker(5 * time.Millisecond)
 			defer pace.Stop()
 			for ctx.Err() == nil {
-				if _, err := db.SQL().ExecContext(ctx, "SELECT 1"); err != nil && ctx.Err() == nil {
-					t.Errorf("the load: %v", err)
+				if _, err := db.SQL().ExecContext(ctx, "SELECT 1"); err == nil { // a busy machine lets some fail
+					queries.Add(1)
 				}
 				<-pace.C
 			}
@@ -159,4 +161,7 @@ func advisoryBusyPool(t *testing.T, h *Harness) {
 	}
 	cancel()
 	load.Wait()
+	if queries.Load() == 0 {
+		t.Error("there was no load")
+	}
 }

@@ -28,7 +28,7 @@ func advisoryCounting(t *testing.T, h *Harness) {
 	}
 	for range times {
 		mustBeHeld(t, others, key)
-		if held, err := s.Held(ctx, keys); err != nil || !held {
+		if held, err := dialect.HoldsAll(ctx, s, keys); err != nil || !held {
 			t.Errorf("held: %v, %v", held, err)
 		}
 		if err := s.Release(ctx, keys); err != nil {
@@ -36,7 +36,7 @@ func advisoryCounting(t *testing.T, h *Harness) {
 		}
 	}
 	mustBeFree(t, others, key)
-	if held, err := s.Held(ctx, keys); err != nil || held {
+	if held, err := dialect.HoldsAll(ctx, s, keys); err != nil || held {
 		t.Errorf("held after the last release: %v, %v", held, err)
 	}
 	if err := s.Release(ctx, keys); dialect.ClassOf(err) != dialect.NotHeld {

@@ -70,8 +70,9 @@ var (
 	byDeadline = waitEnd{class: dblock.ErrTimeout, after: crossingWait, begin: func(ctx context.Context) (context.Context, context.CancelFunc) {
 		return context.WithTimeout(ctx, crossingWait)
 	}}
-	byWaitLimit     = waitEnd{class: dblock.ErrTimeout, after: crossingLimit, options: &advisory.Options{WaitLimit: crossingLimit}}
-	byAdministrator = waitEnd{class: dblock.ErrCanceled, after: crossingWait, end: func(t testing.TB, d *Database, session int64) {
+	byWaitLimit = waitEnd{class: dblock.ErrTimeout, after: crossingLimit, options: &advisory.Options{WaitLimit: crossingLimit}}
+	// With a session per lock it is known which one will wait.
+	byAdministrator = waitEnd{class: dblock.ErrCanceled, after: crossingWait, options: &advisory.Options{SessionPerLock: true}, end: func(t testing.TB, d *Database, session int64) {
 		if _, err := d.SQL.ExecContext(t.Context(), fmt.Sprintf(d.h.Interrupt, session)); err != nil {
 			t.Logf("interrupt session %d: %v", session, err) // it may have ended
 		}

@@ -83,24 +83,30 @@ func advisoryPanic(t *testing.T, h *Harness) {
 
 func advisoryClose(t *testing.T, h *Harness) {
 	d := h.Database(t)
-	l := newLocker(t, d.DB)
-	key := dblock.NewKey("job")
+	l, others := newLocker(t, d.DB), newLocker(t, d.Open(t))
+	key, busy := dblock.NewKey("job"), dblock.NewKey("busy")
 	lock := mustLock(t, l, key)
+	foreign := mustLock(t, others, busy)
 	waiter := make(chan error)
-	go func() {
-		_, err := l.Lock(testContext(t), key)
-		waiter <- err
-	}()
-	d.waiting(t, key, 1)
+	for range 2 { // one of them in the database
+		go func() {
+			_, err := l.Lock(testContext(t), busy)
+			waiter <- err
+		}()
+	}
+	d.waiting(t, busy, 1)
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-waiter; !errors.Is(err, dblock.ErrClosed) {
-		t.Errorf("the waiter: %v", err)
+	for range 2 {
+		if err := <-waiter; !errors.Is(err, dblock.ErrClosed) {
+			t.Errorf("a waiter: %v", err)
+		}
 	}
 	if err := lock.Err(); !errors.Is(err, dblock.ErrClosed) {
 		t.Errorf("the holder: %v", err)
 	}
+	mustRelease(t, foreign)
 	d.nothingLeft(t)
-	mustBeFree(t, newLocker(t, d.Open(t)), key)
+	mustBeFree(t, others, key, busy)
 }

@@ -124,7 +124,7 @@ func advisoryFailedDeadlock(t *testing.T, h *Harness) {
 	}
 	select {
 	case victim := <-victims:
-		if held, err := victim.session.Held(ctx, resolved[victim.held:victim.held+1]); err != nil || !held {
+		if held, err := dialect.HoldsAll(ctx, victim.session, resolved[victim.held:victim.held+1]); err != nil || !held {
 			t.Errorf("what the victim held before: %v, %v", held, err)
 		}
 		if err := victim.session.Close(); err != nil { // so that the other party goes on

@@ -102,9 +102,15 @@ func advisoryTexts(t *testing.T, h *Harness) {
 	<-lock.Done()
 	show("a killed session", lock.Err(), dblock.ErrLost)
 	show("its release", lock.Release(testContext(t)), dblock.ErrLost)
-	lock = mustLock(t, l, key)
-	d.kill(t, d.holder(t, key))
-	show("the release of a session that was just killed", lock.Release(testContext(t)), dblock.ErrLost)
+	var late error
+	for range 20 { // mostly the release is quicker than the holder's own listening
+		lock = mustLock(t, l, key)
+		d.kill(t, d.holder(t, key))
+		if late = lock.Release(testContext(t)); late != nil && !strings.HasPrefix(late.Error(), "dblock: hold ") {
+			break
+		}
+	}
+	show("the release of a session that was just killed", late, dblock.ErrLost)
 
 	closed := newLocker(t, d.DB)
 	if err := closed.Close(); err != nil {
@@ -137,6 +143,8 @@ var numbers = []struct {
 	{regexp.MustCompile(`\b(\d+(\.\d+)?(ns|µs|ms|s|m|h))+\b`), "DURATION"},
 	{regexp.MustCompile(`\bt_\w+`), "DATABASE"},
 	{regexp.MustCompile(`\b127\.0\.0\.1:\d+`), "ADDRESS"},
+	// What lib/pq says of a connection that the server closed depends on who was quicker.
+	{regexp.MustCompile(`\b(read|write) tcp ADDRESS->ADDRESS: (read|write): (connection reset by peer|broken pipe)`), "driver: bad connection"},
 	{regexp.MustCompile(`\b(session|connection|process|of|user) \d+\b`), "$1 N"},
 }
 
@@ -151,15 +159,18 @@ func withoutNumbers(text string) string {
 // waiter is a session that the server shows as waiting for the key.
 func (d *Database) waiter(t testing.TB, key dblock.Key) int64 {
 	t.Helper()
-	found, err := d.holdings(key)
-	if err != nil {
-		t.Fatalf("inspect: %v", err)
-	}
-	for _, h := range found {
-		if h.Waiting {
-			return h.Session
+	var session int64
+	eventually(t, "a waiter for "+key.String(), func() bool {
+		found, err := d.holdings(key)
+		if err != nil {
+			t.Fatalf("inspect: %v", err)
 		}
-	}
-	t.Fatalf("the server shows no waiter for %s: %+v", key, found)
-	return 0
+		for _, h := range found {
+			if h.Waiting {
+				session = h.Session
+			}
+		}
+		return session != 0
+	})
+	return session
 }

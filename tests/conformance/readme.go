@@ -37,8 +37,8 @@ func readmeTable(t *testing.T, h *Harness) {
 	features := db.Features()
 	yes := map[bool]string{true: "yes", false: "no"}
 	says := map[string]string{
-		"`advisory`: shared keys":       yes[features.Shared],
-		"`advisory`: LockTx, TryLockTx": yes[features.Transaction],
+		"`advisory`: shared keys":             yes[features.Shared],
+		"`advisory`: LockTx, TryLockTx, DoTx": yes[features.Transaction],
 	}
 	noticed := "a session that the server ended is noticed"
 	switch {

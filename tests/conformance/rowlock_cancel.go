@@ -105,6 +105,19 @@ func advisoryTransactionCancelledAnytime(t *testing.T, h *Harness) {
 	d.free(t, key)
 }
 
+func advisoryDoTxCancelledAnytime(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	l, key := newLocker(t, d.DB), dblock.NewKey("account", "1")
+	if !d.DB.Features().Transaction {
+		return // refused, as another clause shows
+	}
+	d.cancelledAnytime(t, func(ctx context.Context, fn func(context.Context, dblock.Tx) error) error {
+		return advisory.DoTx(ctx, l, fn, key)
+	})
+	d.checkNothingOpen(t, key)
+	d.free(t, key)
+}
+
 // free waits until the server shows neither holder nor waiter of the keys.
 func (d *Database) free(t testing.TB, keys ...dblock.Key) {
 	t.Helper()

@@ -55,30 +55,33 @@ func rowsFailure(t *testing.T, h *Harness) {
 	check()
 }
 
+// endings are what a function must not do to the driver's own transaction.
+var endings = map[string]func(context.Context, any) error{
+	"commit": func(ctx context.Context, tx any) error {
+		switch tx := tx.(type) {
+		case interface{ Commit() error }: // database/sql
+			return tx.Commit()
+		case interface{ Commit(context.Context) error }: // pgx
+			return tx.Commit(ctx)
+		}
+		return fmt.Errorf("do not know how to end a %T", tx)
+	},
+	"rollback": func(ctx context.Context, tx any) error {
+		switch tx := tx.(type) {
+		case interface{ Rollback() error }:
+			return tx.Rollback()
+		case interface{ Rollback(context.Context) error }:
+			return tx.Rollback(ctx)
+		}
+		return fmt.Errorf("do not know how to end a %T", tx)
+	},
+}
+
 func rowsEndedByFunction(t *testing.T, h *Harness) {
 	d := h.Database(t)
 	d.Setup(t)
 	key := dblock.NewKey("account", "1")
-	for name, end := range map[string]func(context.Context, any) error{
-		"commit": func(ctx context.Context, tx any) error {
-			switch tx := tx.(type) {
-			case interface{ Commit() error }: // database/sql
-				return tx.Commit()
-			case interface{ Commit(context.Context) error }: // pgx
-				return tx.Commit(ctx)
-			}
-			return fmt.Errorf("do not know how to end a %T", tx)
-		},
-		"rollback": func(ctx context.Context, tx any) error {
-			switch tx := tx.(type) {
-			case interface{ Rollback() error }:
-				return tx.Rollback()
-			case interface{ Rollback(context.Context) error }:
-				return tx.Rollback(ctx)
-			}
-			return fmt.Errorf("do not know how to end a %T", tx)
-		},
-	} {
+	for name, end := range endings {
 		err := rowlock.InTx(testContext(t), rowlock.New(d.DB), end, key) // gets the driver's own transaction
 		if !errors.Is(err, dblock.ErrClosed) || !strings.Contains(err.Error(), "ended the transaction itself") {
 			t.Errorf("%s: %v, want %v with the reason", name, err, dblock.ErrClosed)

@@ -15,9 +15,10 @@ func rowsMissingTable(t *testing.T, h *Harness) {
 	ctx := testContext(t)
 	key := dblock.NewKey("account", "1")
 	rows := rowlock.New(d.DB)
-	tx := d.Begin(t, nil)
+	tx, another := d.Begin(t, nil), d.Begin(t, nil)
 	defer rollback(t, tx)
-	_, fenceErr := rows.Fence(ctx, tx, key)
+	defer rollback(t, another)
+	_, fenceErr := rows.Fence(ctx, another, key)
 	for name, err := range map[string]error{
 		"lock":  rows.Lock(ctx, tx, key),
 		"fence": fenceErr,

@@ -96,14 +96,14 @@ func (s *postgresStub) answer(conn int, query string, args [][]byte) ([]column, 
 			}
 		}
 		return []column{pid, {pgtype.TextOID, lacks}}, nil
-	case strings.Contains(query, "pg_locks") && strings.Contains(query, "count(*)"):
-		n := "0"
+	case strings.Contains(query, "pg_locks") && strings.Contains(query, "string_agg"):
+		positions := ""
 		for _, by := range s.holders {
 			if by == conn {
-				n = "1"
+				positions = "1"
 			}
 		}
-		return []column{pid, {pgtype.Int8OID, n}}, nil
+		return []column{pid, {pgtype.TextOID, positions}}, nil
 	}
 	return nil, &refusal{"0A000", "not supported: " + query}
 }

@@ -25,7 +25,8 @@ const rounds = 50
 func heardBy(t *testing.T, d *database, db dblock.DB, end func(key dblock.Key)) *figures {
 	t.Helper()
 	all := keys(rounds)
-	l, successors := newLocker(t, db), newLocker(t, d.others)
+	// Each lock on a session of its own, to be ended alone.
+	l, successors := newLocker(t, db, &advisory.Options{SessionPerLock: true}), newLocker(t, d.others)
 	locks := make([]*advisory.Lock, len(all))
 	for i, key := range all {
 		locks[i] = mustLock(t, l, key)
@@ -139,7 +140,7 @@ func TestNoCallOnTheHandleReconnects(t *testing.T) {
 			if _, err := conn.ExecContext(t.Context(), "SELECT 1"); err == nil {
 				t.Error("a statement found another session")
 			}
-			if held, err := s.Held(t.Context(), locked); held || err == nil {
+			if held, err := dialect.HoldsAll(t.Context(), s, locked); held || err == nil {
 				t.Errorf("held: %v, %v", held, err)
 			}
 			if err := s.Release(t.Context(), locked); dialect.ClassOf(err) != dialect.Lost {

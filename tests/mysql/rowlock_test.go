@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -110,6 +111,109 @@ func TestReadAfterTheLockIsFresh(t *testing.T) {
 			}
 		}
 	})
+}
+
+// One statement for several rows locks these rows, and neither others nor a gap: of
+// small tables a server would rather read all.
+func TestSeveralRowsAreLockedExactly(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		e.exec(t, e.admin, "CREATE TABLE account (balance INT)")
+		e.exec(t, e.admin, "INSERT INTO account VALUES (100)")
+		all := []int64{10, 20, 30, 40, 50}
+		creator := e.begin(t, db, nil)
+		if err := errors.Join(lock(e.ctx, db, creator, all...), creator.Commit(e.ctx)); err != nil {
+			t.Fatal(err)
+		}
+		for _, level := range []sql.IsolationLevel{sql.LevelRepeatableRead, sql.LevelReadCommitted} {
+			for _, asked := range [][]int64{all, {10, 20, 40, 50}, {20, 40}} {
+				tx, err := db.SQL().BeginTx(e.ctx, &sql.TxOptions{Isolation: level})
+				if err != nil {
+					t.Fatal(err)
+				}
+				holder := &counting{Tx: tx}
+				if err := lock(e.ctx, db, holder, asked...); err != nil {
+					t.Fatal(err)
+				}
+				if holder.statements != 1 {
+					t.Errorf("%d statements for %v, want 1", holder.statements, asked)
+				}
+				e.exec(t, e.admin, "UPDATE account SET balance = balance + 1")
+				if balance := value[int](t, e.ctx, holder, "SELECT balance FROM account"); balance != value[int](t, e.ctx, e.admin, "SELECT balance FROM account") {
+					t.Errorf("read a stale balance of %d after the lock", balance)
+				}
+				other := e.begin(t, db, nil)
+				for _, id := range all {
+					if err := try(e.ctx, db, other, id); errors.Is(err, dialect.NotAcquired) != slices.Contains(asked, id) {
+						t.Errorf("%v: %v locked, then row %d: %v", level, asked, id, err)
+					}
+				}
+				if err := other.Rollback(e.ctx); err != nil {
+					t.Fatal(err)
+				}
+				creator := e.conn(t)
+				e.exec(t, creator, "SET SESSION innodb_lock_wait_timeout = 1")
+				e.exec(t, creator, "BEGIN")
+				for _, id := range []int64{5, 25, 55} {
+					e.exec(t, creator, fmt.Sprintf("INSERT INTO locks (id, name) VALUES (%d, '')", id))
+				}
+				e.exec(t, creator, "ROLLBACK")
+				if err := holder.Rollback(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
+// Those before the one that is refused are locked, and none after it.
+func TestSeveralRowsAreLockedInOrder(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		all := make([]int64, 250) // of several statements
+		for i := range all {
+			all[i] = int64(i + 1)
+		}
+		creator := e.begin(t, db, nil)
+		if err := errors.Join(lock(e.ctx, db, creator, all...), creator.Commit(e.ctx)); err != nil {
+			t.Fatal(err)
+		}
+		for _, refused := range []int64{1, 30, 101, 250} {
+			holder, waiter := e.begin(t, db, nil), e.begin(t, db, repeatableRead)
+			if err := lock(e.ctx, db, holder, refused); err != nil {
+				t.Fatal(err)
+			}
+			wantClass(t, try(e.ctx, db, waiter, all...), dialect.NotAcquired)
+			other := e.begin(t, db, nil)
+			for _, id := range all {
+				if err := try(e.ctx, db, other, id); errors.Is(err, dialect.NotAcquired) != (id <= refused) {
+					t.Errorf("refused at %d, then row %d: %v", refused, id, err)
+				}
+			}
+			for _, tx := range []dialect.OwnedTx{other, holder} {
+				if err := tx.Rollback(e.ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := lock(e.ctx, db, waiter, all...); err != nil { // once free
+				t.Error(err)
+			}
+			if err := waiter.Rollback(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// counting counts statements.
+type counting struct {
+	*sql.Tx
+	statements int
+}
+
+func (c *counting) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	c.statements++
+	return c.Tx.QueryContext(ctx, query, args...)
 }
 
 // Left alone, the server would keep the waiter for innodb_lock_wait_timeout.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -108,11 +109,8 @@ func TestTryOfSeveralKeysIsAllOrNothing(t *testing.T) {
 		if !e.free(t, c) {
 			t.Error("the key behind the held one was taken")
 		}
-		if held, err := tries.Held(e.ctx, []dialect.Key{a}); err != nil || !held {
-			t.Errorf("what the session had before: held %v, %v", held, err)
-		}
-		if held, err := tries.Held(e.ctx, []dialect.Key{a, b}); err != nil || held {
-			t.Errorf("with a key of somebody else: held %v, %v", held, err)
+		if held, err := tries.Held(e.ctx, []dialect.Key{a, b, c}); err != nil || !slices.Equal(held, []bool{true, false, false}) {
+			t.Errorf("what the session had before, somebody else's, and nobody's: held %v, %v", held, err)
 		}
 		if err := tries.Release(e.ctx, []dialect.Key{a}); err != nil {
 			t.Fatal(err)
@@ -173,6 +171,18 @@ func TestFencingNumbersComeFromTheUpsert(t *testing.T) {
 			}
 			if len(fences) != 2 || fences[0] != want || fences[1] != want {
 				t.Fatalf("grant %d got %v", want, fences)
+			}
+			if err := s.Release(e.ctx, keys); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// Several numbers in a row, of keys that have a row and of one that has none.
+		keys = append(keys, key("fence-c/"+scope, 3))
+		for grant, want := range [][]int64{{4, 4, 1}, {9, 9, 6}} {
+			s := e.session(t, db, dialect.SessionOptions{})
+			fences, err := s.Acquire(e.ctx, dialect.Request{Keys: keys, Fence: &dialect.Table{}, Numbers: 5})
+			if err != nil || !slices.Equal(fences, want) {
+				t.Fatalf("grant %d of five numbers got %v, %v", grant, fences, err)
 			}
 			if err := s.Release(e.ctx, keys); err != nil {
 				t.Fatal(err)

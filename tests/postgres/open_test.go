@@ -366,7 +366,7 @@ func TestSessionPoolerIsAccepted(t *testing.T) {
 			db := opened(t)(way.open(t, dsn))
 			s := session(t, db)
 			lock(t, s, keys(1))
-			ok, err := s.Held(t.Context(), keys(1))
+			ok, err := dialect.HoldsAll(t.Context(), s, keys(1))
 			must(t, err)
 			if !ok {
 				t.Error("the lock is gone")

@@ -54,7 +54,7 @@ func TestPoolerThatChangesItsModeGivesNoKeyTwice(t *testing.T) {
 				return s
 			}
 			stillHeld := func(s dialect.Session, id int64) bool {
-				ok, err := s.Held(t.Context(), keys(id))
+				ok, err := dialect.HoldsAll(t.Context(), s, keys(id))
 				return ok && err == nil
 			}
 			for id := range int64(20) {

@@ -49,7 +49,7 @@ func TestInterruptedIdleLeavesTheSessionUsable(t *testing.T) {
 				ended, cancel := context.WithCancel(t.Context())
 				cancel()
 				must(t, s.Idle(ended))
-				ok, err := s.Held(t.Context(), keys(1))
+				ok, err := dialect.HoldsAll(t.Context(), s, keys(1))
 				must(t, err)
 				if !ok {
 					t.Error("the lock is gone")
@@ -97,7 +97,7 @@ func TestEndedSessionIsLostOverEveryDriver(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				lock(t, s, keys(s.ID())) // the server tells the client before it frees the key
 				terminate(t, db, s.ID())
-				_, err := s.Held(t.Context(), keys(s.ID()))
+				_, err := dialect.HoldsAll(t.Context(), s, keys(s.ID()))
 				wantClass(t, err, dialect.Lost)
 				wantClass(t, s.Ping(t.Context()), dialect.Lost)
 				must(t, s.Close())
@@ -391,9 +391,9 @@ func TestReleaseNamesTheKeysThatWereNotHeld(t *testing.T) {
 			wantText(t, err, "key/a")
 		}
 		lock(t, s, append(keys(1), shared(2)...))
-		ok, err := s.Held(t.Context(), append(keys(1), shared(2)...))
+		ok, err := dialect.HoldsAll(t.Context(), s, append(keys(1), shared(2)...))
 		must(t, err)
-		wrongMode, err := s.Held(t.Context(), keys(2))
+		wrongMode, err := dialect.HoldsAll(t.Context(), s, keys(2))
 		must(t, err)
 		if !ok || wrongMode {
 			t.Errorf("held %t, in another mode %t", ok, wrongMode)
@@ -417,7 +417,7 @@ func TestManyKeysInOneCall(t *testing.T) {
 	if len(numbers) != len(ids) {
 		t.Errorf("%d numbers", len(numbers))
 	}
-	ok, err := s.Held(t.Context(), keys(ids...))
+	ok, err := dialect.HoldsAll(t.Context(), s, keys(ids...))
 	must(t, err)
 	if !ok {
 		t.Error("not all are held")

@@ -45,7 +45,7 @@ func TestCallsEndWithTheirContextOnADeadNetwork(t *testing.T) {
 				},
 				"release": func(ctx context.Context, s dialect.Session) error { return s.Release(ctx, keys(1)) },
 				"held": func(ctx context.Context, s dialect.Session) error {
-					_, err := s.Held(ctx, keys(1))
+					_, err := dialect.HoldsAll(ctx, s, keys(1))
 					return err
 				},
 				"ping":  func(ctx context.Context, s dialect.Session) error { return s.Ping(ctx) },

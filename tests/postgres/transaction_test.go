@@ -259,12 +259,17 @@ func calls(db *postgres.DB) map[string]func(context.Context, dialect.Tx) error {
 		return func(ctx context.Context, tx dialect.Tx) error { return db.AcquireTx(ctx, tx, r) }
 	}
 	return map[string]func(context.Context, dialect.Tx) error{
-		"wait":           acquire(dialect.TxRequest{Keys: keys(1)}),
-		"bounded wait":   acquire(dialect.TxRequest{Keys: keys(1), Wait: time.Minute}),
-		"try":            acquire(dialect.TxRequest{Keys: keys(1), Try: true}),
-		"try of several": acquire(dialect.TxRequest{Keys: keys(1, 2), Try: true}),
+		"wait":            acquire(dialect.TxRequest{Keys: keys(1)}),
+		"bounded wait":    acquire(dialect.TxRequest{Keys: keys(1), Wait: time.Minute}),
+		"wait of several": acquire(dialect.TxRequest{Keys: keys(1, 2)}),
+		"try":             acquire(dialect.TxRequest{Keys: keys(1), Try: true}),
+		"try of several":  acquire(dialect.TxRequest{Keys: keys(1, 2), Try: true}),
 		"rows": func(ctx context.Context, tx dialect.Tx) error {
 			_, err := db.LockRows(ctx, tx, dialect.RowRequest{Keys: keys(1)})
+			return err
+		},
+		"several rows": func(ctx context.Context, tx dialect.Tx) error {
+			_, err := db.LockRows(ctx, tx, dialect.RowRequest{Keys: keys(1, 2)})
 			return err
 		},
 	}
@@ -406,19 +411,33 @@ func TestFailedRowLockLeavesTheTransactionUsable(t *testing.T) {
 	})
 }
 
+// wantUsableIfSo fails unless the transaction goes on if the error says that, and
+// otherwise says that it does not.
+func wantUsableIfSo(t *testing.T, tx dialect.Tx, err error) {
+	t.Helper()
+	_, execErr := tx.ExecContext(t.Context(), "SELECT 1")
+	want := dialect.RemainsUsable
+	if execErr != nil {
+		want = dialect.RemainsAborted
+	}
+	if remains(err) != want {
+		t.Errorf("%v says that %d remains, want %d; the next statement: %v", err, remains(err), want, execErr)
+	}
+}
+
 func TestRowLockWithoutATableNamesTheSetup(t *testing.T) {
 	everyWay(t, func(t *testing.T, db *postgres.DB) {
 		tx := begin(t, db, nil)
 		_, err := db.LockRows(t.Context(), tx, dialect.RowRequest{Table: dialect.Table{Name: "missing"}, Keys: keys(1)})
 		wantClass(t, err, dialect.Setup)
 		wantText(t, err, "dblock setup")
-		exec(t, tx, "SELECT 1")
+		wantUsableIfSo(t, tx, err)
 
 		readOnly := begin(t, db, &sql.TxOptions{ReadOnly: true})
 		_, err = db.LockRows(t.Context(), readOnly, dialect.RowRequest{Keys: keys(1)})
 		wantClass(t, err, dialect.Unsupported)
 		wantText(t, err, "read-write transaction")
-		exec(t, readOnly, "SELECT 1")
+		wantUsableIfSo(t, readOnly, err)
 	})
 }
 
@@ -516,7 +535,7 @@ func TestTransactionLocksWorkInEveryQueryMode(t *testing.T) {
 			s := session(t, db)
 			fenced, err := s.Acquire(t.Context(), dialect.Request{Keys: append(shared(-5), keys(6)...), Fence: &dialect.Table{}})
 			must(t, err)
-			ok, err := s.Held(t.Context(), append(shared(-5), keys(6)...))
+			ok, err := dialect.HoldsAll(t.Context(), s, append(shared(-5), keys(6)...))
 			must(t, err)
 			if len(numbers) != 2 || len(fenced) != 2 || !ok {
 				t.Errorf("numbers %v and %v, held %t", numbers, fenced, ok)

@@ -183,7 +183,7 @@ func TestHoldersShareUntilOneIsExclusive(t *testing.T) {
 		must(t, err)
 		exclusively, err := s.Held(t.Context(), []dialect.Key{keyA})
 		must(t, err)
-		if !held || exclusively {
+		if !held[0] || exclusively[0] {
 			t.Errorf("held %t, exclusively %t", held, exclusively)
 		}
 	}
