@@ -31,6 +31,7 @@ type commandLine struct {
 	Setup   setupCmd   `cmd:"" help:"Create the lock table that fencing and row locks use."`
 	Ls      lsCmd      `cmd:"" help:"List who holds and who waits for advisory locks."`
 	Doctor  doctorCmd  `cmd:"" help:"Look at what is behind the DSN, whether locks are safe there, and what to change."`
+	Bench   benchCmd   `cmd:"" help:"Measure what locks cost on this database, in round trips."`
 	Hash    hashCmd    `cmd:"" help:"Show what each database locks for a key. Needs no database."`
 	Demo    demoCmd    `cmd:"" help:"Show the three uses at work, on a throwaway PostgreSQL or on --dsn."`
 
@@ -43,7 +44,8 @@ Results go to stdout, as JSON with --json (all but exec); errors go to stderr.
 
 Exit codes:
   0        done
-  1        failed, also to connect; locks would not be safe here (doctor)
+  1        failed, also to connect; locks would not be safe here (doctor);
+           something could not be measured (bench)
   2        wrong usage
   75       not acquired: held by another session (exec, migrate)
   76       lost: the database ended the session that held the lock (exec)

@@ -33,7 +33,7 @@ func TestUnusableDatabases(t *testing.T) {
 			commands := [][]string{{"ls"}}
 			if what == "wrong password" {
 				commands = append(commands,
-					[]string{"setup"}, []string{"exec", "--key", "job", "--", "echo", "ran"}, []string{"migrate", "up", "--dir", "testdata"})
+					[]string{"setup"}, []string{"bench"}, []string{"exec", "--key", "job", "--", "echo", "ran"}, []string{"migrate", "up", "--dir", "testdata"})
 			}
 			for _, args := range commands {
 				stdout, stderr := run(t, u.String(), test.code, args...)
@@ -65,7 +65,7 @@ func TestSilentServers(t *testing.T) {
 			if stderr := bounded.stderr.all(t); !strings.Contains(stderr, address+" took longer than 2s") {
 				t.Errorf("stderr %q", stderr)
 			}
-			for _, args := range [][]string{{"ls"}, {"setup"}, {"migrate", "status", "--dir", "testdata"}, {"exec", "--key", "job", "--", "echo", "ran"}} {
+			for _, args := range [][]string{{"ls"}, {"setup"}, {"bench"}, {"migrate", "status", "--dir", "testdata"}, {"exec", "--key", "job", "--", "echo", "ran"}} {
 				address, accepted := silentServer(t)
 				p := start(t, scheme+"://me:secret@"+address+path, args...)
 				select {
