@@ -3,12 +3,14 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 PLATFORMS := darwin/arm64 windows/amd64 linux/arm64
 # The root module, and those beside it whose dependencies stay out of users' go.sum.
 MODULES := $(sort $(dir $(shell find . -name go.mod -not -path '*/testdata/*')))
+# Those that people build elsewhere; the benchmarks' peers take minutes to compile.
+PORTABLE := $(filter-out ./bench/,$(MODULES))
 
 # Runs a command in every module and fails if it failed in one.
-in_modules = @status=0; for module in $(MODULES); do \
+in_modules = @status=0; for module in $(or $(2),$(MODULES)); do \
 	echo "== $$module: $(1)"; (cd $$module && $(1)) || status=1; done; exit $$status
 
-.PHONY: help test crossings servers check fmt vet oldest staticcheck cross tidy go-version demo torture
+.PHONY: help test crossings servers check fmt vet oldest staticcheck cross tidy go-version demo torture bench
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -39,7 +41,7 @@ vet: ## run go vet
 	$(call in_modules,go vet ./...)
 
 oldest: ## vet with the oldest Go that the modules promise
-	$(call in_modules,GOTOOLCHAIN=go$$(go list -m -f '{{.GoVersion}}') go vet ./...)
+	$(call in_modules,GOTOOLCHAIN=go$$(go list -m -f '{{.GoVersion}}') go vet ./...,$(PORTABLE))
 
 # It may need a newer Go than the modules.
 staticcheck: ## run staticcheck
@@ -48,7 +50,7 @@ staticcheck: ## run staticcheck
 cross: ## build and vet for other platforms
 	@status=0; for platform in $(PLATFORMS); do export GOOS=$${platform%/*} GOARCH=$${platform#*/}; \
 	echo "== $$platform"; go build ./... || status=1; \
-	for module in $(MODULES); do (cd $$module && go vet ./...) || status=1; done; done; exit $$status
+	for module in $(PORTABLE); do (cd $$module && go vet ./...) || status=1; done; done; exit $$status
 
 demo: ## show the three uses at work
 	go run ./cmd/dblock demo
@@ -60,3 +62,11 @@ DATABASE :=
 torture: servers ## torture the locks: DURATION=5m SEED=… DATABASE=postgres|mysql|mariadb
 	cd tests && go test -race -count=1 -v -timeout 24h ./torture -run '^TestUnderTorture$$/$(DATABASE)' \
 		-torture.duration=$(DURATION) -torture.seed=$(SEED)
+
+# How often each comparison is measured, and only one of the scenarios. Without a package's name
+# go test shows the figures as they come.
+REPETITIONS := 5
+SCENARIO :=
+bench: servers ## measure dblock beside its peers: REPETITIONS=5 DATABASE=… SCENARIO=pair|transaction|throughput|hot|several|many
+	cd bench && go test -count=1 -timeout 3h -run '^TestPeers$$/$(DATABASE)/$(SCENARIO)' \
+		-peers.repetitions=$(REPETITIONS) $(if $(DATABASE)$(SCENARIO),,-peers.results=RESULTS.md)
