@@ -156,7 +156,7 @@ func (l *Locker) acquireOne(c *call) (*Lock, error) {
 	tried := l.claim(k)
 	switch {
 	case !tried && c.try:
-		return nil, errHere
+		return nil, errRefused
 	case tried && (c.try || !l.options.Fencing):
 		lock, err := l.tryOwned(c)
 		if err == nil || c.try || dialect.ClassOf(err) != dblock.ErrNotAcquired {
@@ -173,8 +173,8 @@ func (l *Locker) acquireOne(c *call) (*Lock, error) {
 	return lock, nil
 }
 
-// errHere is why a try is refused without asking the server.
-var errHere = &dialect.Error{Class: dblock.ErrNotAcquired}
+// errRefused is for a try for a key that is not free, in this process or on the server.
+var errRefused = &dialect.Error{Class: dblock.ErrNotAcquired}
 
 // tryOwned tries for keys that the call has within the process.
 func (l *Locker) tryOwned(c *call) (*Lock, error) {
@@ -208,7 +208,7 @@ func (l *Locker) acquireSeveral(c *call) (lock *Lock, err error) {
 	for _, k := range c.locked {
 		if !l.claim(k) {
 			if c.try {
-				return nil, errHere
+				return nil, errRefused
 			}
 			if _, err := l.wait(c, k, false); err != nil {
 				return nil, err
@@ -283,7 +283,7 @@ func (s *session) try(r dialect.Request) error {
 		o := &operation{key: r.Keys[0], try: true}
 		s.exchange(o)
 		if o.err == nil && !o.done {
-			return errHere
+			return errRefused
 		}
 		return o.err
 	}

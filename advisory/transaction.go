@@ -80,7 +80,7 @@ func DoTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx
 			l.observe(ctx, dblock.Event{Kind: dblock.EventAcquired, Keys: keys, Duration: acquired.Sub(began)})
 			return fn(ctx, transaction.As[T](tx))
 		})
-	}, l.retry(keys))
+	}, transaction.Retries(l.options.Retry, keys, l.options.Observer))
 }
 
 // beginLocked begins a transaction that holds the keys.
@@ -96,18 +96,6 @@ func (l *Locker) beginLocked(ctx context.Context, locker dialect.TxLocker, keys 
 		return nil, l.failure(c, l.db.Classify(err))
 	}
 	return tx, nil
-}
-
-func (l *Locker) retry(keys []dblock.Key) *deadlock.RetryOptions {
-	var o deadlock.RetryOptions
-	if l.options.Retry != nil {
-		o = *l.options.Retry
-	}
-	o.Keys = keys
-	if o.Observer == nil {
-		o.Observer = l.options.Observer
-	}
-	return &o
 }
 
 // ofTransactions is the database, if it has locks of transactions.

@@ -37,7 +37,7 @@ func (l *Locker) startWait(q *queue, first *waiter) {
 		if err != nil && ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		l.settleWait(q, w, s, tokens, err)
+		l.conclude(q, w, s, tokens, err)
 	})
 }
 
@@ -47,8 +47,8 @@ func (w *wait) wantedBy(q *queue) bool {
 	return len(q.waiters) > 0 && !q.waiters[0].call.several() && q.waiters[0].key.Mode == w.key.Mode
 }
 
-// settleWait gives the outcome of a wait to the first in the queue.
-func (l *Locker) settleWait(q *queue, w *wait, s *session, tokens []int64, err error) {
+// conclude gives the outcome of a wait to the first in the queue.
+func (l *Locker) conclude(q *queue, w *wait, s *session, tokens []int64, err error) {
 	l.queues.mu.Lock()
 	q.wait = nil
 	wanted := w.wantedBy(q)

@@ -49,19 +49,7 @@ func InTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx
 	}
 	return deadlock.Retry(ctx, l.db, func(ctx context.Context) error {
 		return attempt(ctx, l, fn, keys, locked)
-	}, l.retry(keys))
-}
-
-func (l *Locker) retry(keys []dblock.Key) *deadlock.RetryOptions {
-	var o deadlock.RetryOptions
-	if l.options.Retry != nil {
-		o = *l.options.Retry
-	}
-	o.Keys = keys
-	if o.Observer == nil {
-		o.Observer = l.options.Observer
-	}
-	return &o
+	}, transaction.Retries(l.options.Retry, keys, l.options.Observer))
 }
 
 // attempt is one transaction from its begin, with which it locks, to its end.

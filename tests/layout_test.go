@@ -24,7 +24,7 @@ var allowed = map[string][]string{
 	"/dialect/mysql":           {"/dialect", "/dialect/internal/pinned", "/dialect/internal/tcp", "github.com/go-sql-driver/mysql"},
 	"/dialect/sqlserver":       {"/dialect", "/dialect/internal/pinned", "/dialect/internal/tcp", "github.com/microsoft/go-mssqldb"},
 	"/deadlock":                {"", "/dialect", "github.com/sethvargo/go-retry"},
-	"/internal/transaction":    {"", "/dialect"},
+	"/internal/transaction":    {"", "/dialect", "/deadlock"},
 	"/advisory":                {"", "/dialect", "/deadlock", "/internal/transaction", "github.com/sethvargo/go-retry"},
 	"/rowlock":                 {"", "/dialect", "/deadlock", "/internal/transaction"},
 	"/migrations":              {"", "/dialect", "/deadlock", "github.com/pressly/goose", "github.com/sethvargo/go-retry"},
