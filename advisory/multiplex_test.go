@@ -3,6 +3,7 @@ package advisory_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -429,13 +430,14 @@ func TestThoseWhoGiveUpLeaveNoWait(t *testing.T) {
 
 func TestFewSessionsWaitForManyKeys(t *testing.T) {
 	for _, fencing := range []bool{false, true} {
-		fewSessionsWait(t, fencing)
+		t.Run(fmt.Sprintf("fencing %t", fencing), func(t *testing.T) { fewSessionsWait(t, fencing) })
 	}
 }
 
 func fewSessionsWait(t *testing.T, fencing bool) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeServer()
+		f.delay = 20 * time.Millisecond // tries overlap
 		here, there := newLocker(t, f, &advisory.Options{MaxWaits: 3, Fencing: fencing}), newLocker(t, f, nil)
 		var held []*advisory.Lock
 		for i := range 50 {
@@ -446,8 +448,12 @@ func fewSessionsWait(t *testing.T, fencing bool) {
 			all.Go(func() { mustRelease(t, mustLock(t, here, numbered(i))) })
 		}
 		time.Sleep(time.Minute)
-		if n := f.mostWaiters(); n != 3 || f.open() > 3+2+1 {
-			t.Errorf("%d sessions waited, %d are open", n, f.open())
+		if n := f.mostWaiters(); n != 3 {
+			t.Errorf("%d sessions waited", n)
+		}
+		const most = 3 + 2 // those that wait, one to try on, and the other locker's
+		if fencing && f.opened > most {
+			t.Errorf("%d sessions were opened", f.opened)
 		}
 		for _, lock := range held {
 			mustRelease(t, lock)
