@@ -283,22 +283,23 @@ func TestWaitersAreServedInTheirOrder(t *testing.T) {
 	})
 }
 
-// A key that goes from hand to hand within the process goes back to the server after one
-// cohort: those of another process get their turn.
-func TestACohortEnds(t *testing.T) {
+// beforeTheOthers is how many of a process are served, each for a time and again and
+// again, before one of another process that came after them.
+func beforeTheOthers(t *testing.T, goroutines int, hold time.Duration) (served int) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeServer()
 		here, there := newLocker(t, f, nil), newLocker(t, f, nil)
-		held := mustLock(t, here, key)
-		served := make(chan string, 1000)
+		held := mustLock(t, newLocker(t, f, nil), key)
 		ctx, cancel := context.WithCancel(t.Context())
 		var all sync.WaitGroup
-		for range 100 {
+		for range goroutines {
 			all.Go(func() {
 				for ctx.Err() == nil {
 					if lock, err := here.Lock(ctx, key); err == nil {
-						served <- "here"
-						time.Sleep(10 * time.Microsecond)
+						if ctx.Err() == nil {
+							served++
+						}
+						time.Sleep(hold)
 						mustRelease(t, lock)
 					}
 				}
@@ -307,52 +308,29 @@ func TestACohortEnds(t *testing.T) {
 		synctest.Wait()
 		all.Go(func() {
 			lock := mustLock(t, there, key)
-			served <- "there"
 			cancel()
 			mustRelease(t, lock)
 		})
 		synctest.Wait()
 		mustRelease(t, held)
 		all.Wait()
-		before := 0
-		for <-served != "there" {
-			before++
-		}
-		if before > 64 {
-			t.Errorf("%d were served here first", before)
-		}
 	})
+	return served
 }
 
-func TestACohortIsBoundedInTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakeServer()
-		here, there := newLocker(t, f, nil), newLocker(t, f, nil)
-		held := mustLock(t, here, key)
-		var all sync.WaitGroup
-		before := 0
-		for range 50 {
-			all.Go(func() {
-				lock := mustLock(t, here, key)
-				before++
-				time.Sleep(30 * time.Millisecond)
-				mustRelease(t, lock)
-			})
-		}
-		synctest.Wait()
-		first := 0
-		all.Go(func() {
-			lock := mustLock(t, there, key)
-			first = before
-			mustRelease(t, lock)
-		})
-		synctest.Wait()
-		mustRelease(t, held)
-		all.Wait()
-		if first > 5 {
-			t.Errorf("%d of 30 ms each were served before the other process", first)
-		}
-	})
+// A key that goes from hand to hand within the process goes back to the server once all
+// who were there at the grant have had it, 64 of them or 100 ms at most: those of another
+// process get their turn.
+func TestACohortEnds(t *testing.T) {
+	if n := beforeTheOthers(t, 3, time.Microsecond); n != 3 {
+		t.Errorf("3 wait: %d were served before the other process", n)
+	}
+	if n := beforeTheOthers(t, 100, time.Microsecond); n != 64 {
+		t.Errorf("100 wait: %d were served before the other process", n)
+	}
+	if n := beforeTheOthers(t, 50, 30*time.Millisecond); n != 4 {
+		t.Errorf("50 wait, for 30 ms each: %d were served before the other process", n)
+	}
 }
 
 func TestEveryHolderOfACohortHasAHigherNumber(t *testing.T) {
@@ -386,20 +364,24 @@ func TestEveryHolderOfACohortHasAHigherNumber(t *testing.T) {
 func TestALostLockIsNotPassedOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeServer()
-		l := newLocker(t, f, nil)
-		first := mustLock(t, l, key)
-		next := make(chan *advisory.Lock)
-		go func() { next <- mustLock(t, l, key) }()
+		l, others := newLocker(t, f, nil), newLocker(t, f, nil)
+		held := mustLock(t, others, key)
+		granted := make(chan *advisory.Lock)
+		for range 2 { // the second is in the cohort of the first
+			go func() { granted <- mustLock(t, l, key) }()
+		}
 		synctest.Wait()
+		mustRelease(t, held)
+		first := <-granted
 		f.kill()
 		if err := first.Release(t.Context()); !errors.Is(err, dblock.ErrLost) {
 			t.Errorf("%v", err)
 		}
-		lock := <-next
-		if f.held() != 1 || lock.Check(t.Context()) != nil {
-			t.Errorf("%d keys held; %v", f.held(), lock.Err())
+		next := <-granted
+		if f.held() != 1 || next.Check(t.Context()) != nil {
+			t.Errorf("%d keys held; %v", f.held(), next.Err())
 		}
-		mustRelease(t, lock)
+		mustRelease(t, next)
 	})
 }
 
