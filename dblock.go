@@ -104,13 +104,18 @@ func (k Key) String() string {
 	if k.raw {
 		return strconv.FormatInt(k.id, 10)
 	}
-	parts := decode(k.encoded)
-	for i, p := range parts {
-		if !readable(p) {
-			parts[i] = strconv.Quote(p)
+	text := make([]byte, 0, len(k.encoded))
+	for part := range parts(k.encoded) {
+		if len(text) > 0 {
+			text = append(text, '/')
+		}
+		if readable(part) {
+			text = append(text, part...)
+		} else {
+			text = strconv.AppendQuote(text, part)
 		}
 	}
-	return strings.Join(parts, "/")
+	return string(text)
 }
 
 // readable is false for a part that could be misread without quotes.

@@ -1,8 +1,8 @@
 package dblock
 
 import (
+	"iter"
 	"strconv"
-	"strings"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -40,16 +40,21 @@ func encode(parts []string) string {
 	return string(b)
 }
 
-// decode is the inverse of encode for what encode wrote.
-func decode(encoded string) []string {
-	var parts []string
-	for encoded != "" {
-		digits, rest, _ := strings.Cut(encoded, ":")
-		n, _ := strconv.Atoi(digits)
-		parts = append(parts, rest[:n])
-		encoded = rest[n+1:]
+// parts are those of which encode wrote the encoding.
+func parts(encoded string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for encoded != "" {
+			n, i := 0, 0
+			for ; encoded[i] != ':'; i++ {
+				n = n*10 + int(encoded[i]-'0')
+			}
+			part, rest := encoded[i+1:i+1+n], encoded[i+1+n+1:]
+			if !yield(part) {
+				return
+			}
+			encoded = rest
+		}
 	}
-	return parts
 }
 
 func hash(encoded string) int64 { return int64(xxhash.Sum64String(encoded)) }
@@ -58,34 +63,38 @@ func hash(encoded string) int64 { return int64(xxhash.Sum64String(encoded)) }
 // part, "#", and the hash of the encoding as 16 hexadecimal digits. The scope,
 // if there is one, counts as one more part in front; the readable part has at
 // most its first 15 bytes.
-func serverName(scope string, parts []string) string {
-	var b strings.Builder
-	b.Grow(MaxNameLen)
+func serverName(scope, encoded string) string {
+	name := make([]byte, 0, MaxNameLen)
+	digest := xxhash.New()
 	if scope != "" {
-		writeReadable(&b, scope, scopeLen)
+		name = appendReadable(name, scope, scopeLen)
+		_, _ = digest.WriteString(encode([]string{scope})) // cannot fail
 	}
-	for i, p := range parts {
-		if i > 0 || scope != "" {
-			writeReadable(&b, "/", readableLen)
+	first := scope == ""
+	for part := range parts(encoded) {
+		if !first {
+			name = appendReadable(name, "/", readableLen)
 		}
-		writeReadable(&b, p, readableLen)
+		name = appendReadable(name, part, readableLen)
+		first = false
 	}
-	if scope != "" {
-		parts = append([]string{scope}, parts...)
+	_, _ = digest.WriteString(encoded)
+	const digits = "0123456789abcdef"
+	name = append(name, '#')
+	sum := digest.Sum64()
+	for shift := 60; shift >= 0; shift -= 4 {
+		name = append(name, digits[sum>>shift&0xf])
 	}
-	digits := strconv.FormatUint(xxhash.Sum64String(encode(parts)), 16)
-	b.WriteByte('#')
-	b.WriteString("0000000000000000"[len(digits):])
-	b.WriteString(digits)
-	return b.String()
+	return string(name)
 }
 
-// writeReadable appends what the limit on the whole name's readable part leaves
+// appendReadable appends what the limit on the whole name's readable part leaves
 // room for.
-func writeReadable(b *strings.Builder, part string, limit int) {
-	for i := 0; i < len(part) && b.Len() < limit; i++ {
-		b.WriteByte(caseFree(part[i]))
+func appendReadable(name []byte, part string, limit int) []byte {
+	for i := 0; i < len(part) && len(name) < limit; i++ {
+		name = append(name, caseFree(part[i]))
 	}
+	return name
 }
 
 // caseFree maps a byte to an alphabet in which every server tells all names
@@ -112,7 +121,7 @@ func (k Key) Resolve(scope string) dialect.Key {
 	if k.raw {
 		r.Name = strconv.FormatInt(k.id, 10)
 	} else {
-		r.Name = serverName(scope, decode(k.encoded))
+		r.Name = serverName(scope, k.encoded)
 	}
 	return r
 }

@@ -65,8 +65,11 @@ func order(db dblock.DB, keys []dblock.Key, shared bool, resolve func(dblock.Key
 	if len(ordered) == 1 {
 		return ordered, nil
 	}
-	slices.SortStableFunc(ordered, func(a, b dialect.Key) int {
-		return cmp.Or(byLock(a, b), cmp.Compare(a.Mode, b.Mode))
+	slices.SortFunc(ordered, func(a, b dialect.Key) int {
+		if order := byLock(a, b); order != 0 {
+			return order
+		}
+		return cmp.Compare(a.Mode, b.Mode)
 	})
 	return slices.CompactFunc(ordered, func(a, b dialect.Key) bool { return byLock(a, b) == 0 }), nil
 }
