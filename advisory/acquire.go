@@ -19,6 +19,7 @@ type call struct {
 	keys   []dblock.Key
 	locked []dialect.Key
 	try    bool
+	forAll bool // it is the wait on behalf of all who queue for the key
 	began  time.Time
 
 	wait     context.Context // see waitContext
@@ -59,18 +60,21 @@ func (c *call) end() {
 	}
 }
 
-// acquire takes keys on sessions that the locker's locks share, or each on one of its
-// own.
 func (l *Locker) acquire(ctx context.Context, op string, try bool, keys []dblock.Key) (*Lock, error) {
-	if l.options.SessionPerLock {
-		return l.acquireWith(ctx, op, try, keys, func(c *call) (*Lock, error) { return l.acquireAlone(c, l.session) })
+	return l.acquireWith(ctx, op, try, keys, acquireAsAsked)
+}
+
+// acquireAsAsked takes the keys on a session that the locker's locks share, or on one of
+// their own.
+func acquireAsAsked(c *call) (*Lock, error) {
+	l := c.locker
+	switch {
+	case l.options.SessionPerLock:
+		return l.acquireAlone(c, l.session)
+	case c.several():
+		return l.acquireSeveral(c)
 	}
-	return l.acquireWith(ctx, op, try, keys, func(c *call) (*Lock, error) {
-		if c.several() {
-			return l.acquireSeveral(c)
-		}
-		return l.acquireOne(c)
-	})
+	return l.acquireOne(c)
 }
 
 func (l *Locker) acquireWith(ctx context.Context, op string, try bool, keys []dblock.Key, acquire func(*call) (*Lock, error)) (*Lock, error) {
@@ -97,7 +101,9 @@ func (l *Locker) acquireWith(ctx context.Context, op string, try bool, keys []db
 	if err != nil {
 		return nil, l.failure(c, err)
 	}
-	l.observeGrant(ctx, lock, time.Since(c.began))
+	if l.options.Observer != nil {
+		l.observeGrant(ctx, lock, time.Since(c.began))
+	}
 	return lock, nil
 }
 
@@ -153,7 +159,7 @@ func (l *Locker) acquireOwn(ctx context.Context, keys []dblock.Key, r dialect.Re
 // that holds other keys too.
 func (l *Locker) acquireOne(c *call) (*Lock, error) {
 	k := c.locked[0]
-	tried := l.claim(k)
+	tried := l.claim(k) == 1
 	switch {
 	case !tried && c.try:
 		return nil, errRefused
@@ -183,11 +189,6 @@ func (l *Locker) tryOwned(c *call) (*Lock, error) {
 		return nil, err
 	}
 	lock := newLock(c, s, tokens)
-	if !c.several() {
-		l.queues.mu.Lock()
-		l.queues.of(c.locked[0]).gather(tokens, 1)
-		l.queues.mu.Unlock()
-	}
 	if !s.add(lock) {
 		return nil, context.Cause(s.ended)
 	}
@@ -200,19 +201,15 @@ func (l *Locker) acquireSeveral(c *call) (lock *Lock, err error) {
 	claimed := 0
 	defer func() {
 		if err != nil {
-			for _, k := range c.locked[:claimed] {
-				l.disown(k)
-			}
+			l.disown(c.locked[:claimed]...)
 		}
 	}()
-	for _, k := range c.locked {
-		if !l.claim(k) {
-			if c.try {
-				return nil, errRefused
-			}
-			if _, err := l.wait(c, k, false); err != nil {
-				return nil, err
-			}
+	for claimed = l.claim(c.locked...); claimed < len(c.locked); claimed += l.claim(c.locked[claimed:]...) {
+		if c.try {
+			return nil, errRefused
+		}
+		if _, err := l.wait(c, c.locked[claimed], false); err != nil {
+			return nil, err
 		}
 		claimed++
 	}
@@ -222,7 +219,7 @@ func (l *Locker) acquireSeveral(c *call) (lock *Lock, err error) {
 			return lock, err
 		}
 	}
-	s, tokens, err := l.await(c.waitContext(), c.keys, c.request(1))
+	s, tokens, err := l.await(c.waitContext(), c.keys, c.request(1), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -305,13 +302,34 @@ func (s *session) try(r dialect.Request) error {
 // acquire asks the server. A session that is in doubt afterwards is closed before
 // anybody hears of the error; one that was not even asked is as good as before.
 func (s *session) acquire(ctx context.Context, r dialect.Request) (tokens []int64, err error) {
-	asked := false
+	asked, err := s.askFor(ctx, r.Keys, func() (err error) {
+		tokens, err = s.conn.Acquire(ctx, r)
+		return err
+	})
+	if !asked || dialect.ClassOf(err) == dblock.ErrNotAcquired {
+		s.locker.recycle(s)
+	}
+	return tokens, err
+}
+
+// renew gives back the key, the only one that the session holds, and takes it again. After
+// an error the session is closed.
+func (s *session) renew(ctx context.Context, k dialect.Key) error {
+	_, err := s.askFor(ctx, []dialect.Key{k}, func() error { return s.conn.Renew(ctx, k) })
+	if err != nil {
+		s.retire(err)
+	}
+	return err
+}
+
+// askFor makes the call that asks the server for the keys.
+func (s *session) askFor(ctx context.Context, keys []dialect.Key, call func() error) (asked bool, err error) {
 	err = s.use(ctx, func() error {
 		asked = true
 		began := time.Now()
-		tokens, err = s.conn.Acquire(ctx, r)
+		err := call()
 		if err == nil && time.Since(began) >= s.locker.options.KeepAlive {
-			err = s.confirm(ctx, r.Keys)
+			err = s.confirm(ctx, keys)
 		}
 		if err == nil && ctx.Err() != nil {
 			// A driver closes the connection when the context ends, and may report the
@@ -323,10 +341,7 @@ func (s *session) acquire(ctx context.Context, r dialect.Request) (tokens []int6
 		}
 		return err
 	})
-	if !asked || dialect.ClassOf(err) == dblock.ErrNotAcquired {
-		s.locker.recycle(s)
-	}
-	return tokens, err
+	return asked, err
 }
 
 // confirm asks whether keys are held that were granted after a wait. The answer may

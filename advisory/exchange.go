@@ -37,21 +37,22 @@ func (s *session) exchange(o *operation) {
 	s.operations.Add(1)
 	defer s.operations.Add(-1)
 	s.mu.Lock()
-	lead := !s.leading
-	s.leading = true
-	if !lead {
-		o.wake = make(chan bool, 1)
-	}
 	s.queue = append(s.queue, o)
-	s.mu.Unlock()
-	if lead || <-o.wake {
-		s.lead()
+	if s.leading {
+		o.wake = make(chan bool, 1)
+		s.mu.Unlock()
+		if !<-o.wake {
+			return
+		}
+		s.mu.Lock()
 	}
+	s.lead()
 }
 
-// lead carries out what is queued, then hands the lead on.
+// lead carries out what is queued, then hands the lead on. The caller has s.mu, and lead
+// unlocks it.
 func (s *session) lead() {
-	s.mu.Lock()
+	s.leading = true
 	n := min(len(s.queue), mostInOneExchange)
 	batch := append(s.batch[:0], s.queue[:n]...)
 	s.queue = slices.Delete(s.queue, 0, n)
@@ -74,7 +75,7 @@ func (s *session) lead() {
 }
 
 func (s *session) carryOut(batch []*operation) {
-	var tries, releases []dialect.Key
+	tries, releases := s.tries[:0], s.releases[:0]
 	for _, o := range batch {
 		if o.try {
 			tries = append(tries, o.key)
@@ -82,6 +83,7 @@ func (s *session) carryOut(batch []*operation) {
 			releases = append(releases, o.key)
 		}
 	}
+	s.tries, s.releases = tries, releases
 	var granted, released []bool
 	var doubt error
 	asked := false

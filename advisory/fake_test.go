@@ -102,6 +102,7 @@ func (f *fakeServer) Inspect(_ context.Context, keys ...dialect.Key) ([]dialect.
 
 // open and held are what an administrator would see.
 func (f *fakeServer) open() int        { f.mu.Lock(); defer f.mu.Unlock(); return len(f.sessions) }
+func (f *fakeServer) opens() int       { f.mu.Lock(); defer f.mu.Unlock(); return f.opened }
 func (f *fakeServer) waiters() int     { f.mu.Lock(); defer f.mu.Unlock(); return f.waiting }
 func (f *fakeServer) mostWaiters() int { f.mu.Lock(); defer f.mu.Unlock(); return f.mostWaiting }
 func (f *fakeServer) holds(k dblock.Key) bool {
@@ -125,6 +126,18 @@ func (f *fakeServer) killHolder(id int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.drop(f.holders[id])
+}
+
+// killWaiter ends the first session that waits for a key.
+func (f *fakeServer) killWaiter(id int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range f.lines[id] {
+		if f.holders[id] != s {
+			f.drop(s)
+			return
+		}
+	}
 }
 
 func (f *fakeServer) drop(s *fakeSession) {
@@ -319,7 +332,16 @@ func (s *fakeSession) Exchange(_ time.Time, tries, releases []dialect.Key) (gran
 	return granted, released, nil
 }
 
-func (s *fakeSession) Alive(context.Context) error { return s.isAlive() }
+func (s *fakeSession) Alive(time.Time) error { return s.isAlive() }
+
+func (s *fakeSession) Renew(ctx context.Context, key dialect.Key) error {
+	keys := []dialect.Key{key}
+	if err := s.Release(ctx, keys); err != nil {
+		return err
+	}
+	_, err := s.Acquire(ctx, dialect.Request{Keys: keys})
+	return err
+}
 
 func (s *fakeSession) Room(context.Context) (int, error) {
 	f := s.server

@@ -20,6 +20,7 @@ type Lock struct {
 	locked  []dialect.Key
 	tokens  []int64 // beside locked; nil without fencing
 	since   time.Time
+	place   int       // in the list of the session's locks
 	alone   bool      // on a session that no other lock can get, whatever the locker's queues say
 	owned   sync.Once // done when the locker's queues do not count the lock any more
 
@@ -173,7 +174,6 @@ func (l *Lock) release(ctx context.Context) error {
 	}
 	s := l.session
 	err := l.giveBack()
-	held := time.Since(l.since)
 	if err != nil {
 		switch dialect.ClassOf(err) {
 		case dblock.ErrNotHeld, dblock.ErrLost, dblock.ErrClosed:
@@ -183,10 +183,10 @@ func (l *Lock) release(ctx context.Context) error {
 	}
 	if err != nil && !(s.isSettled() && dialect.ClassOf(err) == dblock.ErrLost) {
 		err = dblock.NewError("release", s.locker.db, l.keys, err)
-		s.locker.observe(ctx, dblock.Event{Kind: dblock.EventLost, Keys: l.keys, Duration: held, Err: err})
+		s.locker.observe(ctx, dblock.Event{Kind: dblock.EventLost, Keys: l.keys, Duration: time.Since(l.since), Err: err})
 		return err
 	}
-	s.locker.observe(ctx, dblock.Event{Kind: dblock.EventReleased, Keys: l.keys, Duration: held})
+	s.locker.observe(ctx, dblock.Event{Kind: dblock.EventReleased, Keys: l.keys, Duration: time.Since(l.since)})
 	return nil
 }
 
@@ -250,11 +250,7 @@ func (l *Lock) disown() {
 	if l.alone {
 		return
 	}
-	l.owned.Do(func() {
-		for _, k := range l.locked {
-			l.session.locker.disown(k)
-		}
-	})
+	l.owned.Do(func() { l.session.locker.disown(l.locked...) })
 }
 
 // observeEnd tells the observer that the session ended under the lock.

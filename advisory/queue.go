@@ -59,17 +59,20 @@ type result struct {
 	err  error
 }
 
-// claim takes the key within the process if nobody else there has it or waits for it.
-func (l *Locker) claim(k dialect.Key) bool {
+// claim takes the keys within the process up to one that somebody else there has or waits
+// for, and returns how many.
+func (l *Locker) claim(keys ...dialect.Key) int {
 	l.queues.mu.Lock()
 	defer l.queues.mu.Unlock()
-	q := l.queues.of(k)
-	if len(q.waiters) > 0 || q.wait != nil || !q.admits(k.Mode) {
-		return false
+	for i, k := range keys {
+		q := l.queues.of(k)
+		if len(q.waiters) > 0 || q.wait != nil || !q.admits(k.Mode) {
+			return i
+		}
+		q.holders++
+		q.mode = k.Mode
 	}
-	q.holders++
-	q.mode = k.Mode
-	return true
+	return len(keys)
 }
 
 // of makes the queue if there is none.
@@ -86,13 +89,15 @@ func (q *queue) admits(m dialect.Mode) bool {
 	return q.holders == 0 || m == dblock.Shared && q.mode == dblock.Shared
 }
 
-// disown gives the key back within the process, after the database.
-func (l *Locker) disown(k dialect.Key) {
+// disown gives the keys back within the process, after the database.
+func (l *Locker) disown(keys ...dialect.Key) {
 	l.queues.mu.Lock()
 	defer l.queues.mu.Unlock()
-	q := l.queues.of(k)
-	q.holders--
-	l.advance(q, k)
+	for _, k := range keys {
+		q := l.queues.of(k)
+		q.holders--
+		l.advance(q, k)
+	}
 }
 
 // advance lets the first waiter go on if it can. The caller has queues.mu.
@@ -110,7 +115,7 @@ func (l *Locker) advance(q *queue, k dialect.Key) {
 			continue
 		}
 		if q.holders == 0 || q.mode == dblock.Shared {
-			l.startWait(q, first)
+			l.startWait(q, first, nil)
 		}
 		return
 	}
@@ -136,17 +141,22 @@ func (l *Locker) wait(c *call, k dialect.Key, tried bool) (*Lock, error) {
 	l.advance(q, k)
 	l.queues.mu.Unlock()
 
-	ctx := c.waitContext()
+	ctx := c.ctx
+	if l.options.WaitLimit > 0 {
+		ctx = c.waitContext()
+	}
 	select {
 	case r := <-w.result:
-		if ctx.Err() == nil || r.err != nil {
+		if c.ended() == nil || r.err != nil {
 			return r.lock, r.err
 		}
 		l.decline(r, k)
 	case <-ctx.Done():
 		l.withdraw(q, w)
+	case <-l.closing.Done():
+		l.withdraw(q, w)
 	}
-	return nil, context.Cause(ctx)
+	return nil, c.ended()
 }
 
 // withdraw takes the waiter out of the queue. When it returns nothing waits on its
@@ -225,8 +235,9 @@ func (q *queue) next() *waiter {
 	return w
 }
 
-// passOn gives the lock's key, with its session, to the next of the cohort, if
-// the session lives.
+// passOn gives the lock's key, with its session, to the next of the cohort, or behind it
+// to the queue of the server, where the session then waits for those who came later. It
+// does neither unless the session lives.
 func (l *Locker) passOn(lock *Lock) (passed bool, err error) {
 	k := lock.locked[0]
 	if len(lock.locked) > 1 || k.Mode != dblock.Exclusive {
@@ -234,9 +245,9 @@ func (l *Locker) passOn(lock *Lock) (passed bool, err error) {
 	}
 	l.queues.mu.Lock()
 	q := l.queues.keys[l.queues.lockOf(k)]
-	next := q.next()
+	wanted := q.next() != nil || q.renews(lock.session)
 	l.queues.mu.Unlock()
-	if next == nil {
+	if !wanted {
 		return false, nil
 	}
 	if err := lock.session.alive(); err != nil {
@@ -244,8 +255,14 @@ func (l *Locker) passOn(lock *Lock) (passed bool, err error) {
 	}
 	l.queues.mu.Lock()
 	defer l.queues.mu.Unlock()
-	if next = q.next(); next == nil {
+	next := q.next()
+	switch {
+	case next == nil && !q.renews(lock.session):
 		return false, nil
+	case next == nil:
+		q.holders--
+		l.startWait(q, q.waiters[0], lock.session)
+		return true, nil
 	}
 	var tokens []int64
 	if lock.tokens != nil {
@@ -260,4 +277,12 @@ func (l *Locker) passOn(lock *Lock) (passed bool, err error) {
 	q.cohort.token++
 	next.result <- result{lock: given}
 	return true, nil
+}
+
+// renews reports whether the session that holds the key can wait for it again on behalf of
+// those in the queue: it holds nothing else then, and draws no fencing numbers. The caller
+// has queues.mu.
+func (q *queue) renews(s *session) bool {
+	return q != nil && len(q.waiters) > 0 && q.wait == nil && q.waiters[0].key.Mode == dblock.Exclusive && !q.waiters[0].call.several() &&
+		!s.multiplexed && s.locker.options.table() == nil
 }

@@ -30,13 +30,15 @@ type session struct {
 	pending   int                // calls that use conn or wait for their turn
 	used      time.Time          // when conn was last used, and the server heard of us
 	listen    context.CancelFunc // ends the monitor's Idle, nil while it is not listening
-	locks     map[*Lock]struct{}
+	locks     []*Lock
 	lent      bool // to its holder, who uses conn until the function returns
 	settled   bool // see settle
 	queue     []*operation
 	leading   bool         // somebody carries out operations
 	batch     []*operation // those; the leader's
-	exchanges int          // so far; the leader's
+	tries     []dialect.Key
+	releases  []dialect.Key
+	exchanges int // so far; the leader's
 
 	operations atomic.Int32 // in the queue and under way
 
@@ -44,13 +46,13 @@ type session struct {
 	multiplexed bool                // takes the keys of many calls; does not change while it holds any
 	room        int                 // how many keys it may hold then
 	load        int                 // how many it holds or is trying for
-	keys        map[lockID]struct{} // those
-	emptied     time.Time
-	slot        bool // has one of the locker's slots
+	keys        map[lockID]struct{} // those for which another call may ask meanwhile
+	empty       time.Time           // when it was found to hold nothing; zero since then it was used
+	slot        bool                // has one of the locker's slots
 }
 
 func newSession(l *Locker, conn dialect.Session) *session {
-	s := &session{locker: l, conn: conn, turn: make(chan struct{}, 1), locks: map[*Lock]struct{}{}, keys: map[lockID]struct{}{}}
+	s := &session{locker: l, conn: conn, turn: make(chan struct{}, 1), keys: map[lockID]struct{}{}}
 	s.ended, s.end = context.WithCancelCause(context.Background())
 	s.used = time.Now()
 	return s
@@ -212,12 +214,12 @@ func (s *session) close(reason error) {
 	locks := s.locks
 	s.locks = nil
 	s.mu.Unlock()
-	for lock := range locks {
+	for _, lock := range locks {
 		lock.finish(dblock.NewError("hold", s.locker.db, lock.keys, reason))
 	}
 	s.locker.forget(s)
 	closeErr := s.conn.Close()
-	for lock := range locks {
+	for _, lock := range locks {
 		lock.observeEnd(reason, closeErr)
 		lock.disown()
 	}
@@ -230,14 +232,22 @@ func (s *session) add(lock *Lock) bool {
 	if s.ended.Err() != nil {
 		return false
 	}
-	s.locks[lock] = struct{}{}
+	lock.place = len(s.locks)
+	s.locks = append(s.locks, lock)
 	return true
 }
 
 func (s *session) remove(lock *Lock) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.locks, lock)
+	if s.ended.Err() != nil {
+		return
+	}
+	n := len(s.locks) - 1
+	last := s.locks[n]
+	s.locks[lock.place], last.place = last, lock.place
+	s.locks[n] = nil
+	s.locks = s.locks[:n]
 }
 
 // useBounded is use for statements that no caller's context may interrupt. Their bound
@@ -252,7 +262,9 @@ func (s *session) useBounded(call func(ctx context.Context) error) error {
 }
 
 // alive looks whether the session has ended, in most cases without a round trip.
-func (s *session) alive() error { return s.useBounded(s.conn.Alive) }
+func (s *session) alive() error {
+	return s.use(context.Background(), func() error { return s.conn.Alive(time.Now().Add(s.locker.options.AnswerWithin)) })
+}
 
 // retire closes the session as soon as nobody uses it.
 func (s *session) retire(reason error) {

@@ -99,7 +99,7 @@ func (l *Locker) place(c *call) (s *session, reused bool, err error) {
 	for {
 		l.mu.Lock()
 		if s := l.leastBusy(c.locked); s != nil {
-			s.reserve(c.locked)
+			s.reserve(c)
 			l.mu.Unlock()
 			return s, reused, nil
 		}
@@ -194,7 +194,7 @@ func (l *Locker) grow() *opening {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if err == nil {
-			s.multiplexed, s.emptied = true, time.Now()
+			s.multiplexed = true
 			l.multiplexed = append(l.multiplexed, s)
 		} else {
 			l.growAfter = time.Now().Add(growPause)
@@ -236,11 +236,15 @@ func (l *Locker) makeRoom(ctx context.Context, s *session, first bool) (*session
 	}
 }
 
-// reserve counts the keys. The caller has l.mu.
-func (s *session) reserve(keys []dialect.Key) {
-	s.load += len(keys)
-	for _, k := range keys {
-		s.keys[s.locker.queues.lockOf(k)] = struct{}{}
+// reserve counts the keys. Of a key that is held, only a shared one, or a wait on behalf of
+// all, can be asked for by a second call. The caller has l.mu.
+func (s *session) reserve(c *call) {
+	s.load += len(c.locked)
+	s.empty = time.Time{}
+	for _, k := range c.locked {
+		if k.Mode == dblock.Shared || c.forAll {
+			s.keys[s.locker.queues.lockOf(k)] = struct{}{}
+		}
 	}
 }
 
@@ -248,7 +252,10 @@ func (s *session) reserve(keys []dialect.Key) {
 // call for more keys than there is room for gets a session that is empty. The caller has
 // l.mu.
 func (s *session) admits(keys []dialect.Key) bool {
-	return (s.load == 0 || s.load+len(keys) <= s.room) && !slices.ContainsFunc(keys, func(k dialect.Key) bool {
+	if s.load > 0 && s.load+len(keys) > s.room {
+		return false
+	}
+	return len(s.keys) == 0 || !slices.ContainsFunc(keys, func(k dialect.Key) bool {
 		_, holds := s.keys[s.locker.queues.lockOf(k)]
 		return holds
 	})
@@ -260,10 +267,9 @@ func (l *Locker) vacate(s *session, keys []dialect.Key) {
 	defer l.mu.Unlock()
 	s.load -= len(keys)
 	for _, k := range keys {
-		delete(s.keys, s.locker.queues.lockOf(k))
-	}
-	if s.load == 0 {
-		s.emptied = time.Now()
+		if len(s.keys) > 0 {
+			delete(s.keys, s.locker.queues.lockOf(k))
+		}
 	}
 }
 
@@ -281,7 +287,7 @@ func (l *Locker) recycle(s *session) {
 	s.retire(errIdle)
 }
 
-// expire takes the session out if it has been unused for long.
+// expire takes the session out if it has been found unused for long.
 func (l *Locker) expire(s *session) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -292,7 +298,13 @@ func (l *Locker) expire(s *session) bool {
 		}
 	}
 	for i, m := range l.multiplexed {
-		if m == s && s.load == 0 && time.Since(s.emptied) >= idleTime {
+		if m != s || s.load > 0 {
+			continue
+		}
+		if s.empty.IsZero() {
+			s.empty = time.Now()
+		}
+		if time.Since(s.empty) >= idleTime {
 			l.multiplexed = slices.Delete(l.multiplexed, i, i+1)
 			return true
 		}

@@ -22,9 +22,10 @@ type wait struct {
 
 var errNobodyWaits = errors.New("nobody waits any more")
 
-// startWait begins to wait in the database. It belongs to those in the queue, whose
-// calls are under way. The caller has queues.mu.
-func (l *Locker) startWait(q *queue, first *waiter) {
+// startWait begins to wait in the database, on a session of its own or on the one that
+// holds the key. It belongs to those in the queue, whose calls are under way. The caller
+// has queues.mu.
+func (l *Locker) startWait(q *queue, first *waiter, holder *session) {
 	k := first.key
 	ctx, cancel := context.WithCancelCause(l.closing)
 	w := &wait{key: k, numbers: min(len(q.waiters), cohortSize), cancel: cancel, done: make(chan struct{})}
@@ -33,7 +34,7 @@ func (l *Locker) startWait(q *queue, first *waiter) {
 		defer close(w.done)
 		defer cancel(errNobodyWaits)
 		r := dialect.Request{Keys: []dialect.Key{k}, Fence: l.options.table(), Numbers: w.numbers}
-		s, tokens, err := l.await(ctx, first.call.keys, r)
+		s, tokens, err := l.await(ctx, first.call.keys, r, holder)
 		if err != nil && ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
@@ -98,8 +99,15 @@ func (q *queue) fail(err error) {
 
 // await waits for the keys on a session of its own, out of a bounded number. Beyond
 // the bound, or while the server or the pool has no connection for it, it tries again and
-// again, at random moments.
-func (l *Locker) await(ctx context.Context, keys []dblock.Key, r dialect.Request) (*session, []int64, error) {
+// again, at random moments. A holder is one of those sessions already.
+func (l *Locker) await(ctx context.Context, keys []dblock.Key, r dialect.Request, holder *session) (*session, []int64, error) {
+	if holder != nil {
+		err := holder.renew(ctx, r.Keys[0])
+		if dialect.ClassOf(err) != dblock.ErrLost || ctx.Err() != nil {
+			return holder, nil, err
+		}
+		l.observeRetry(ctx, keys, err) // nobody holds anything on it
+	}
 	moment := time.NewTimer(shortestPause)
 	defer moment.Stop()
 	pause := retry.WithJitterPercent(50, retry.WithCappedDuration(longestPause, retry.NewExponential(shortestPause)))
@@ -121,7 +129,7 @@ func (l *Locker) await(ctx context.Context, keys []dblock.Key, r dialect.Request
 		case <-ctx.Done():
 			return nil, nil, context.Cause(ctx)
 		}
-		s, tokens, err := l.tryAgain(&call{locker: l, ctx: ctx, wait: ctx, keys: keys, locked: r.Keys}, r)
+		s, tokens, err := l.tryAgain(&call{locker: l, ctx: ctx, wait: ctx, keys: keys, locked: r.Keys, forAll: true}, r)
 		if dialect.ClassOf(err) != dblock.ErrNotAcquired {
 			return s, tokens, err
 		}

@@ -188,6 +188,11 @@ type Session interface {
 	// session is good. After any other error it is unknown what is held: the
 	// owner must close the session.
 	Acquire(ctx context.Context, r Request) ([]int64, error)
+	// Renew gives back a key that the session holds and takes it again, behind those who
+	// wait for it, in one round trip where the database can. Its errors are those of
+	// Acquire, and class NotHeld if it was not held; after any the owner must close the
+	// session.
+	Renew(ctx context.Context, key Key) error
 	// Release gives the keys back once each. Class NotHeld if one was not held.
 	// After any error the owner must close the session.
 	Release(ctx context.Context, keys []Key) error
@@ -202,8 +207,9 @@ type Session interface {
 	// Held asks the server which of the keys this session holds.
 	Held(ctx context.Context, keys []Key) ([]bool, error)
 	// Alive returns the reason if the server has ended the session and word of it
-	// has arrived here. It asks the server only where the driver cannot look.
-	Alive(ctx context.Context) error
+	// has arrived here. It asks the server only where the driver cannot look, until the
+	// deadline.
+	Alive(deadline time.Time) error
 	// Room asks the server how many locks this session may hold, of all that it still
 	// has room for. Zero, with an error of class Capacity that says why, means that
 	// other sessions have taken the room.

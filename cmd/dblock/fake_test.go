@@ -106,6 +106,15 @@ func (s *fakeSession) Release(_ context.Context, keys []dialect.Key) error {
 	return nil
 }
 
+func (s *fakeSession) Renew(ctx context.Context, key dialect.Key) error {
+	keys := []dialect.Key{key}
+	if err := s.Release(ctx, keys); err != nil {
+		return err
+	}
+	_, err := s.Acquire(ctx, dialect.Request{Keys: keys})
+	return err
+}
+
 func (s *fakeSession) Exchange(_ time.Time, tries, releases []dialect.Key) (granted, released []bool, err error) {
 	ctx := context.Background()
 	for _, k := range tries {
@@ -123,7 +132,7 @@ func (s *fakeSession) Held(_ context.Context, keys []dialect.Key) ([]bool, error
 }
 
 func (s *fakeSession) Room(context.Context) (int, error) { return 100, nil }
-func (s *fakeSession) Alive(context.Context) error       { return nil }
+func (s *fakeSession) Alive(time.Time) error             { return nil }
 func (s *fakeSession) Ping(context.Context) error        { return nil }
 
 func (s *fakeSession) Idle(ctx context.Context) error {

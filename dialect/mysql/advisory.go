@@ -57,23 +57,41 @@ func (s *session) getLocks(ctx context.Context, keys []dialect.Key, wait int64) 
 	if len(keys) == 0 {
 		return true, nil
 	}
-	var all sql.NullBool
-	var id int64
 	call := fmt.Sprintf("GET_LOCK(%s, %d)", literal(keys[0]), wait)
 	if len(keys) > 1 { // an interrupted wait must not go on with the others
 		call = "CASE " + call + " WHEN 0 THEN 0 WHEN 1 THEN 1" + list(" AND GET_LOCK(", keys[1:], ", 0)") + " END"
 	}
-	query := "SELECT " + call + ", CONNECTION_ID()"
-	if _, err := queryRow(ctx, s.conn, query, &all, &id); err != nil {
-		return false, s.failure(ctx, err)
-	}
-	if err := s.same(id); err != nil {
+	all, err := s.ask(ctx, call+", ", 1)
+	switch {
+	case err != nil:
 		return false, err
-	}
-	if !all.Valid {
+	case !all[0].Valid:
 		return false, interrupted()
 	}
-	return all.Bool, nil
+	return all[0].Int64 == 1, nil
+}
+
+// Renew does both in one statement, unless the server ends a wait early.
+func (s *session) Renew(ctx context.Context, key dialect.Key) error {
+	keys := []dialect.Key{key}
+	if err := checkKeys(keys); err != nil {
+		return err
+	}
+	name := literal(key)
+	done, err := s.ask(ctx, fmt.Sprintf("RELEASE_LOCK(%s), GET_LOCK(%s, %d), ", name, name, waitSeconds(ctx)), 2)
+	switch {
+	case err != nil:
+	case done[0].Int64 != 1:
+		err = &dialect.Error{Class: dialect.NotHeld, Err: fmt.Errorf("key %s", key.Label)}
+	case !done[1].Valid:
+		err = interrupted()
+	case done[1].Int64 != 1:
+		err = s.wait(ctx, keys)
+	}
+	if err != nil {
+		return s.undo(ctx, keys, err)
+	}
+	return nil
 }
 
 // interrupted is for what MariaDB answers to KILL QUERY and max_statement_time, and
@@ -125,7 +143,7 @@ func (s *session) undo(ctx context.Context, keys []dialect.Key, err error) error
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpWithin)
 	defer cancel()
-	_, undoErr := s.ask(ctx, list(", RELEASE_LOCK(", keys, ")"), len(keys))
+	_, undoErr := s.ask(ctx, list("RELEASE_LOCK(", keys, "), "), len(keys))
 	return join(err, undoErr)
 }
 
@@ -136,7 +154,7 @@ func (s *session) giveUp(ctx context.Context, keys []dialect.Key) error {
 	if len(keys) > 1 {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpWithin)
 		defer cancel()
-		answer, err := s.ask(ctx, ", FIELD(1"+list(", RELEASE_LOCK(", keys, ") IS NOT TRUE")+")", 1)
+		answer, err := s.ask(ctx, "FIELD(1"+list(", RELEASE_LOCK(", keys, ") IS NOT TRUE")+"), ", 1)
 		if err != nil {
 			return err
 		}
@@ -159,7 +177,7 @@ func (s *session) Release(ctx context.Context, keys []dialect.Key) error {
 	}
 	last := slices.Clone(keys)
 	slices.Reverse(last)
-	all, err := s.ask(ctx, ", RELEASE_LOCK("+literal(last[0])+")"+list(" AND RELEASE_LOCK(", last[1:], ")"), 1)
+	all, err := s.ask(ctx, "RELEASE_LOCK("+literal(last[0])+")"+list(" AND RELEASE_LOCK(", last[1:], ")")+", ", 1)
 	if err != nil {
 		return err
 	}
@@ -174,7 +192,7 @@ func (s *session) Held(ctx context.Context, keys []dialect.Key) ([]bool, error) 
 	if err := checkKeys(keys); err != nil || len(keys) == 0 {
 		return nil, err
 	}
-	holders, err := s.ask(ctx, list(", IS_USED_LOCK(", keys, ")"), len(keys))
+	holders, err := s.ask(ctx, list("IS_USED_LOCK(", keys, "), "), len(keys))
 	if err != nil {
 		return nil, err
 	}
@@ -215,15 +233,6 @@ func (s *session) fence(ctx context.Context, t dialect.Table, keys []dialect.Key
 	return fences, nil
 }
 
-// ask is the function of that name on the session's own connection.
-func (s *session) ask(ctx context.Context, columns string, n int) ([]sql.NullInt64, error) {
-	results, id, err := ask(ctx, s.conn, columns, n)
-	if err != nil {
-		return nil, s.failure(ctx, err)
-	}
-	return results, s.same(id)
-}
-
 // same is an error if another connection answered than the one that holds the
 // locks.
 func (s *session) same(id int64) error {
@@ -238,29 +247,21 @@ func (s *session) another(which string) error {
 		Hint: "something in between hands one session to several clients: connect to the server itself"}
 }
 
-// ask selects n columns, each with a comma before it, and says which connection
-// answered. Without a table neither server limits their number.
-func ask(ctx context.Context, q dialect.Querier, columns string, n int) (results []sql.NullInt64, id int64, err error) {
-	results = make([]sql.NullInt64, n)
-	dest := make([]any, 0, n+1)
-	dest = append(dest, &id)
-	for i := range results {
-		dest = append(dest, &results[i])
-	}
-	_, err = queryRow(ctx, q, "SELECT CONNECTION_ID()"+columns, dest...)
-	return results, id, err
-}
-
 // list puts a text before and one after the name of each key, which checkKeys has
 // approved of.
 func list(before string, keys []dialect.Key, after string) string {
-	var b strings.Builder
+	return string(appendList(nil, before, keys, after))
+}
+
+func appendList(b []byte, before string, keys []dialect.Key, after string) []byte {
 	for _, key := range keys {
-		b.WriteString(before)
-		b.WriteString(literal(key))
-		b.WriteString(after)
+		b = append(b, before...)
+		b = append(b, '\'')
+		b = append(b, key.Name...)
+		b = append(b, '\'')
+		b = append(b, after...)
 	}
-	return b.String()
+	return b
 }
 
 func equal(results []sql.NullInt64, to int64) []bool {

@@ -2,10 +2,11 @@ package mysql
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"strconv"
+	"slices"
 	"time"
 
 	"github.com/dblock-go/dblock/dialect"
@@ -25,29 +26,38 @@ func (s *session) Exchange(deadline time.Time, tries, releases []dialect.Key) (g
 	}
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
-	query := "SELECT CONNECTION_ID()" + list(", RELEASE_LOCK(", releases, ")") + list(", GET_LOCK(", tries, ", 0)")
-	row := make([]driver.Value, 1+len(releases)+len(tries))
-	if err := s.driverRow(ctx, query, row); err != nil {
+	x := &s.exchanged
+	x.query = append(x.query[:0], "SELECT "...)
+	x.query = appendList(x.query, "RELEASE_LOCK(", releases, "), ")
+	x.query = appendList(x.query, "GET_LOCK(", tries, ", 0), ")
+	x.query = append(x.query, "CONNECTION_ID()"...)
+	n := len(releases) + len(tries)
+	x.row = slices.Grow(x.row[:0], n+1)[:n+1]
+	if err := s.driverRow(ctx, string(x.query), x.row); err != nil {
 		return nil, nil, s.failure(ctx, err)
 	}
-	id, err := integer(row[0])
-	if err == nil {
-		err = s.same(id)
-	}
-	if err != nil {
+	if err := s.answered(x.row[n]); err != nil {
 		return nil, nil, err
 	}
-	if released, err = ones(row[1 : 1+len(releases)]); err != nil {
-		return nil, nil, err
-	}
-	tried := row[1+len(releases):]
-	for _, value := range tried {
-		if value == nil {
-			return nil, nil, interrupted()
+	x.done = x.done[:0]
+	for i, value := range x.row[:n] {
+		n, err := integer(value)
+		if err == nil && !n.Valid && i >= len(releases) { // of those that are given back it means that nobody holds it
+			err = interrupted()
 		}
+		if err != nil {
+			return nil, nil, err
+		}
+		x.done = append(x.done, n.Int64 == 1)
 	}
-	granted, err = ones(tried)
-	return granted, released, err
+	return x.done[len(releases):], x.done[:len(releases)], nil
+}
+
+// exchange is what a session uses again for the next one.
+type exchange struct {
+	query []byte
+	row   []driver.Value
+	done  []bool
 }
 
 // driverRow reads the only row of a query past database/sql, which starts a goroutine
@@ -66,32 +76,47 @@ func (s *session) driverRow(ctx context.Context, query string, row []driver.Valu
 	})
 }
 
-func ones(values []driver.Value) ([]bool, error) {
-	list := make([]bool, len(values))
-	for i, value := range values {
-		if value == nil { // nobody holds what was to be given back
-			continue
-		}
+// ask selects n columns on the session's own connection, each with a comma behind it: the
+// process list shows the beginning of a statement.
+func (s *session) ask(ctx context.Context, columns string, n int) ([]sql.NullInt64, error) {
+	row := make([]driver.Value, n+1)
+	if err := s.driverRow(ctx, "SELECT "+columns+"CONNECTION_ID()", row); err != nil {
+		return nil, s.failure(ctx, err)
+	}
+	if err := s.answered(row[n]); err != nil {
+		return nil, err
+	}
+	results := make([]sql.NullInt64, n)
+	for i, value := range row[:n] {
 		n, err := integer(value)
 		if err != nil {
 			return nil, err
 		}
-		list[i] = n == 1
+		results[i] = n
 	}
-	return list, nil
+	return results, nil
+}
+
+// answered checks the CONNECTION_ID of an answer.
+func (s *session) answered(by driver.Value) error {
+	id, err := integer(by)
+	if err != nil {
+		return err
+	}
+	return s.same(id.Int64)
 }
 
 // integer is a number of the text protocol, which drivers hand over in several ways.
-func integer(value driver.Value) (int64, error) {
+func integer(value driver.Value) (sql.NullInt64, error) {
 	switch v := value.(type) {
+	case nil:
+		return sql.NullInt64{}, nil
 	case int64:
-		return v, nil
+		return sql.NullInt64{Int64: v, Valid: true}, nil
 	case uint64:
-		return int64(v), nil
-	case []byte:
-		return strconv.ParseInt(string(v), 10, 64)
-	case string:
-		return strconv.ParseInt(v, 10, 64)
+		return sql.NullInt64{Int64: int64(v), Valid: true}, nil
 	}
-	return 0, fmt.Errorf("%T instead of a number", value)
+	var n sql.NullInt64
+	err := n.Scan(value)
+	return n, err
 }

@@ -155,8 +155,13 @@ func locksOf(ctx context.Context, conn dialect.Querier, keys []dialect.Key) ([]d
 	if err := checkKeys(keys); err != nil {
 		return nil, err
 	}
-	ids, _, err := ask(ctx, conn, list(", IS_USED_LOCK(", keys, ")"), len(keys))
-	if err != nil {
+	ids := make([]sql.NullInt64, len(keys))
+	dest := make([]any, len(keys))
+	for i := range ids {
+		dest[i] = &ids[i]
+	}
+	columns := list("IS_USED_LOCK(", keys, "), ")
+	if _, err := queryRow(ctx, conn, "SELECT "+strings.TrimSuffix(columns, ", "), dest...); err != nil {
 		return nil, err
 	}
 	var holders []dialect.Holding

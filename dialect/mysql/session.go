@@ -32,7 +32,8 @@ type session struct {
 	conn      *sql.Conn
 	destroy   func() error
 	thread    thread
-	abandoned bool // the connection broke, and the server may not know it or still run a statement
+	exchanged exchange // the latest
+	abandoned bool     // the connection broke, and the server may not know it or still run a statement
 	closed    bool
 }
 
@@ -93,7 +94,9 @@ func (s *session) Ping(ctx context.Context) error {
 // (https://github.com/go-sql-driver/mysql/blob/v1.10.1/conncheck.go). It has the
 // driver look at what has arrived, for which it must not be reading rows; with
 // checkConnLiveness=false in the DSN it sees only what it has closed itself.
-func (s *session) Alive(ctx context.Context) error {
+func (s *session) Alive(deadline time.Time) error {
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
 	if runtime.GOOS == "windows" {
 		return s.Ping(ctx)
 	}

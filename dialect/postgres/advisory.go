@@ -17,14 +17,9 @@ import (
 // https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-LOCKS.
 // Those that wait return void, which is not null.
 
-// acquireOne asks for one key; the columns are those of acquireSeveral.
-func acquireOne(mode dialect.Mode, try bool) string {
-	switch {
-	case try && mode == dialect.Shared:
-		return "SELECT " + answering + ", pg_try_advisory_lock_shared($1::bigint), true, ''"
-	case try:
-		return "SELECT " + answering + ", pg_try_advisory_lock($1::bigint), true, ''"
-	case mode == dialect.Shared:
+// acquireOne waits for one key; the columns are those of acquireSeveral.
+func acquireOne(mode dialect.Mode) string {
+	if mode == dialect.Shared {
 		return "SELECT " + answering + ", CASE WHEN " + renewed + " THEN pg_advisory_lock_shared($1::bigint) IS NOT NULL END, true, ''"
 	}
 	return "SELECT " + answering + ", CASE WHEN " + renewed + " THEN pg_advisory_lock($1::bigint) IS NOT NULL END, true, ''"
@@ -79,7 +74,8 @@ fenced AS (
 }
 
 // Acquire takes the keys in one statement, and in a long wait one after the other
-// (see renewed), each of which waits behind those who came before it.
+// (see renewed), each of which waits behind those who came before it. A try for several
+// keys that is refused needs a second one, to give back what it was granted before.
 //
 // A statement that fails keeps the session locks that it was granted before, or
 // while it was being cancelled, so what it may have left is given back.
@@ -87,7 +83,10 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 	if len(r.Keys) == 0 {
 		return nil, errNoKeys
 	}
-	query, args := acquireOne(r.Keys[0].Mode, r.Try), []any{r.Keys[0].ID}
+	if r.Try && r.Fence == nil {
+		return nil, s.try(ctx, r.Keys)
+	}
+	query, args := acquireOne(r.Keys[0].Mode), []any{r.Keys[0].ID}
 	if len(r.Keys) > 1 || r.Fence != nil {
 		query, args = acquireSeveral(r), []any{intArray(r.Keys), sharedArray(r.Keys)}
 	}
@@ -102,9 +101,8 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 		if err == nil {
 			break
 		}
-		undoErr := s.undo(ctx, r.Keys, err)
-		if r.Try || sqlState(err) != "55P03" || undoErr != nil || ctx.Err() != nil {
-			return nil, join(err, undoErr)
+		if again, err := s.afterFailure(ctx, r.Keys, err); !again || r.Try {
+			return nil, err
 		}
 	}
 	switch {
@@ -116,6 +114,68 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 		return nil, nil
 	}
 	return parseInts(numbers)
+}
+
+// try takes the keys until one is refused.
+func (s *session) try(ctx context.Context, keys []dialect.Key) error {
+	refused, err := s.untilFailure(ctx, keys, tryLock, tryLockShared)
+	switch {
+	case err != nil:
+		return join(err, s.undo(ctx, keys, err))
+	case refused == 0:
+		return nil
+	case refused > 1:
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		missing, err := s.untilFailure(ctx, keys[:refused-1], unlock, unlockShared)
+		switch {
+		case err != nil:
+			return err
+		case missing > 0:
+			return &dialect.Error{Class: dialect.Lost, Err: fmt.Errorf("key %s, taken a moment ago, was not held any more", keys[missing-1].Label)}
+		}
+	}
+	return &dialect.Error{Class: dialect.NotAcquired, Err: fmt.Errorf("key %s", keys[refused-1].Label)}
+}
+
+// Renew is one statement, unless the wait is long; see Acquire.
+func (s *session) Renew(ctx context.Context, key dialect.Key) error {
+	query := renewOne
+	if key.Mode == dialect.Shared {
+		query = renewOneShared
+	}
+	var answer int64
+	var held bool
+	err := s.row(ctx, query, []any{key.ID}, &answer, &held)
+	if err == nil && !held {
+		return &dialect.Error{Class: dialect.NotHeld, Err: fmt.Errorf("key %s", key.Label)}
+	}
+	if err == nil {
+		return nil
+	}
+	keys := []dialect.Key{key}
+	again, err := s.afterFailure(ctx, keys, err)
+	if again {
+		_, err = s.Acquire(ctx, dialect.Request{Keys: keys})
+	}
+	return err
+}
+
+const (
+	renewOne = "SELECT " + answering + ", CASE WHEN " + renewed +
+		" THEN CASE WHEN pg_advisory_unlock($1::bigint) THEN pg_advisory_lock($1::bigint) IS NOT NULL ELSE false END END"
+	renewOneShared = "SELECT " + answering + ", CASE WHEN " + renewed +
+		" THEN CASE WHEN pg_advisory_unlock_shared($1::bigint) THEN pg_advisory_lock_shared($1::bigint) IS NOT NULL ELSE false END END"
+)
+
+// afterFailure undoes a call that failed. It is to be made again if all that happened is
+// that its statement had waited for long.
+func (s *session) afterFailure(ctx context.Context, keys []dialect.Key, err error) (again bool, failure error) {
+	undoErr := s.undo(ctx, keys, err)
+	if sqlState(err) == "55P03" && undoErr == nil && ctx.Err() == nil {
+		return true, err
+	}
+	return false, join(err, undoErr)
 }
 
 // undo gives back those keys of a failed call that the session holds, and no
@@ -146,44 +206,30 @@ JOIN (` + ownLocks + `) AS held USING (id, shared)`
 const ownLocks = `SELECT (classid::bigint << 32) | objid::bigint AS id, mode = 'ShareLock' AS shared
 	FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND pid = pg_backend_pid() AND granted`
 
-// Release gives the keys back in one statement. pg_advisory_unlock returns false
-// for what is not held in that mode.
+// Release gives the keys back in one statement, up to one that is not held in its mode.
+// Those behind that one need another.
 func (s *session) Release(ctx context.Context, keys []dialect.Key) error {
 	if len(keys) == 0 {
 		return errNoKeys
 	}
-	query, args := releaseOne, []any{keys[0].ID}
-	switch {
-	case len(keys) > 1:
-		query, args = releaseSeveral, []any{intArray(keys), sharedArray(keys)}
-	case keys[0].Mode == dialect.Shared:
-		query = releaseOneShared
-	}
-	var answer int64
-	var missing string
-	if err := s.row(ctx, query, args, &answer, &missing); err != nil || missing == "" {
+	missing, err := s.untilFailure(ctx, keys, unlock, unlockShared)
+	if err != nil || missing == 0 {
 		return err
 	}
-	positions, err := parseInts(missing)
-	if err != nil {
-		return err
+	labels := keys[missing-1].Label
+	if rest := keys[missing:]; len(rest) > 0 {
+		_, released, err := s.Exchange(time.Now().Add(closeTimeout), nil, rest)
+		if err != nil {
+			return err
+		}
+		for i, k := range rest {
+			if !released[i] {
+				labels += ", " + k.Label
+			}
+		}
 	}
-	labels := make([]string, len(positions))
-	for i, p := range positions {
-		labels[i] = keys[p-1].Label
-	}
-	return &dialect.Error{Class: dialect.NotHeld, Err: fmt.Errorf("key %s", strings.Join(labels, ", "))}
+	return &dialect.Error{Class: dialect.NotHeld, Err: fmt.Errorf("key %s", labels)}
 }
-
-// The second column lists the positions of keys that were not held.
-const (
-	releaseOne       = "SELECT " + answering + ", CASE WHEN pg_advisory_unlock($1::bigint) THEN '' ELSE '1' END"
-	releaseOneShared = "SELECT " + answering + ", CASE WHEN pg_advisory_unlock_shared($1::bigint) THEN '' ELSE '1' END"
-	releaseSeveral   = "SELECT " + answering + `, coalesce(string_agg(n::text, ',') FILTER (WHERE NOT ok), '') FROM (
-	SELECT n, CASE WHEN shared THEN pg_advisory_unlock_shared(id) ELSE pg_advisory_unlock(id) END AS ok
-	FROM unnest($1::bigint[], $2::boolean[]) WITH ORDINALITY AS k (id, shared, n)
-) AS released`
-)
 
 // Held looks the keys up in pg_locks, in the mode that they name.
 func (s *session) Held(ctx context.Context, keys []dialect.Key) ([]bool, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/dblock-go/dblock/dialect"
@@ -31,7 +32,7 @@ const (
 type conn interface {
 	queryRow(ctx context.Context, query string, args []any, dest ...any) error
 	exec(ctx context.Context, query string) error
-	exchange(deadline time.Time, x *exchange) error
+	exchange(ctx context.Context, deadline time.Time, x *exchange) error
 	// idle is Session.Idle before its error is classified.
 	idle(ctx context.Context) error
 	// quiet: the connection is open and nothing has arrived that was not read.
@@ -170,14 +171,17 @@ func (d *DB) sessionConfig(ctx context.Context, change func(*pgx.ConnConfig)) (*
 // pgxConn is a connection beside every pool.
 type pgxConn struct {
 	*pgx.Conn
-	prepares  bool                                    // statements may be prepared
-	exchanges map[string]*pgconn.StatementDescription // by query
-	deadline  time.Time                               // see boundBy
+	prepares  bool             // statements may be prepared
+	exchanges map[shape]string // names of those that are
+	bind      pgproto3.Bind    // the latest
+	deadline  time.Time        // see boundBy
 }
 
 func newPgxConn(c *pgx.Conn) *pgxConn {
+	binary := []int16{pgx.BinaryFormatCode}
 	return &pgxConn{Conn: c, prepares: c.Config().DefaultQueryExecMode == pgx.QueryExecModeCacheStatement,
-		exchanges: map[string]*pgconn.StatementDescription{}}
+		exchanges: map[shape]string{},
+		bind:      pgproto3.Bind{ParameterFormatCodes: binary, ResultFormatCodes: binary}}
 }
 
 func (c *pgxConn) queryRow(ctx context.Context, query string, args []any, dest ...any) error {

@@ -187,12 +187,21 @@ func milliseconds(d time.Duration) string {
 // receives it.
 func (s *session) row(ctx context.Context, query string, args []any, answer *int64, dest ...any) error {
 	if err := s.conn.queryRow(ctx, query, args, append([]any{answer}, dest...)...); err != nil {
-		return classify(ctx, err)
+		return failed(ctx, err)
 	}
 	if *answer != s.id^s.mark {
 		return s.moved()
 	}
 	return nil
+}
+
+// failed is what an error means on a session of dblock's own, whose prepared statements
+// nobody else removes: without one it is another session's.
+func failed(ctx context.Context, err error) error {
+	if sqlState(err) == "26000" { // invalid_sql_statement_name
+		return &dialect.Error{Class: dialect.Lost, Code: "26000", Remains: dialect.RemainsNothing, Err: err, Hint: poolerHint}
+	}
+	return classify(ctx, err)
 }
 
 // moved is for an answer that is another session's.
@@ -221,10 +230,12 @@ func (s *session) Ping(ctx context.Context) error {
 
 // Alive asks the server if anything has arrived unasked, or if the driver hides
 // whether it has.
-func (s *session) Alive(ctx context.Context) error {
+func (s *session) Alive(deadline time.Time) error {
 	if s.conn.quiet() {
 		return nil
 	}
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
 	return s.Ping(ctx)
 }
 

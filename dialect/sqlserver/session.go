@@ -197,6 +197,16 @@ func rowBusy(r dialect.Request, err error) error {
 	return err
 }
 
+// Renew makes two calls.
+func (s *session) Renew(ctx context.Context, key dialect.Key) error {
+	keys := []dialect.Key{key}
+	if err := s.Release(ctx, keys); err != nil {
+		return err
+	}
+	_, err := s.Acquire(ctx, dialect.Request{Keys: keys})
+	return err
+}
+
 // Release gives the last key back first.
 func (s *session) Release(ctx context.Context, keys []dialect.Key) error {
 	id, err := s.locks().release(ctx, keys, false)
@@ -261,7 +271,11 @@ func (s *session) Idle(ctx context.Context) error {
 }
 
 // Alive asks the server: the driver does not look at what has arrived.
-func (s *session) Alive(ctx context.Context) error { return s.Ping(ctx) }
+func (s *session) Alive(deadline time.Time) error {
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	return s.Ping(ctx)
+}
 
 // Ping runs the driver's SELECT 1.
 func (s *session) Ping(ctx context.Context) error { return classify(ctx, s.conn.PingContext(ctx)) }

@@ -152,11 +152,11 @@ func TestAliveSeesTheEndOfASession(t *testing.T) {
 		s := session(t, db)
 		lock(t, s, keys(1))
 		for range 1000 {
-			must(t, s.Alive(t.Context()))
+			must(t, s.Alive(time.Now().Add(10*time.Second)))
 		}
 		exec(t, db.SQL(), fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.ID()))
 		eventually(t, "the end of the session", func() bool {
-			return dialect.ClassOf(s.Alive(t.Context())) == dialect.Lost
+			return dialect.ClassOf(s.Alive(time.Now().Add(10*time.Second))) == dialect.Lost
 		})
 	})
 }
@@ -175,7 +175,7 @@ func TestANoticeIsNoEnd(t *testing.T) {
 	})
 	for range 20 {
 		exec(t, db.SQL(), "SELECT pg_reload_conf()")
-		must(t, s.Alive(t.Context()))
+		must(t, s.Alive(time.Now().Add(10*time.Second)))
 	}
 	must(t, s.Release(t.Context(), keys(1)))
 }
