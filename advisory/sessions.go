@@ -194,7 +194,7 @@ func (l *Locker) grow() *opening {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if err == nil {
-			s.multiplexed = true
+			s.multiplexed, s.empty = true, time.Time{}
 			l.multiplexed = append(l.multiplexed, s)
 		} else {
 			l.growAfter = time.Now().Add(growPause)

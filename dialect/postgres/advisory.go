@@ -135,7 +135,7 @@ func (s *session) try(ctx context.Context, keys []dialect.Key) error {
 			return &dialect.Error{Class: dialect.Lost, Err: fmt.Errorf("key %s, taken a moment ago, was not held any more", keys[missing-1].Label)}
 		}
 	}
-	return &dialect.Error{Class: dialect.NotAcquired, Err: fmt.Errorf("key %s", keys[refused-1].Label)}
+	return &dialect.Error{Class: dialect.NotAcquired}
 }
 
 // Renew is one statement, unless the wait is long; see Acquire.
