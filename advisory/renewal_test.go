@@ -48,8 +48,8 @@ func mustBeGranted(t *testing.T, o outcome) *advisory.Lock {
 func TestThoseWhoCameLaterWaitOnTheHoldersSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeServer()
-		f.delay = time.Second
 		_, others, first, later := renewing(t, f, t.Context())
+		f.delay = time.Second
 		next := make(chan *advisory.Lock)
 		go func() { next <- mustLock(t, others, key) }()
 		time.Sleep(10 * time.Second)
