@@ -151,8 +151,9 @@ func (l *Lock) Check(ctx context.Context) error {
 // Release gives the keys back. It works with a cancelled ctx. A server that does
 // not answer within [Options.AnswerWithin] is given up and the session closed,
 // which frees the keys. Calling it again returns the same result. A key that another
-// caller of this process waits for may be passed on to it, if the session lives as far as
-// is known here, without asking the server.
+// caller of this process waits for may be passed on to it, or to the server's queue on its
+// behalf, if the session lives as far as is known here; Release then does not wait for the
+// server.
 //
 // An error says that the lock was not held until now, or may not have been:
 // dblock.ErrLost, dblock.ErrNotHeld, or dblock.ErrClosed after the locker's

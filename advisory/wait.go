@@ -110,7 +110,7 @@ func (l *Locker) await(ctx context.Context, keys []dblock.Key, r dialect.Request
 	}
 	moment := time.NewTimer(shortestPause)
 	defer moment.Stop()
-	pause := retry.WithJitterPercent(50, retry.WithCappedDuration(longestPause, retry.NewExponential(shortestPause)))
+	var pause retry.Backoff // made when it is needed: its source of chance costs as much as a statement
 	slots := l.slots
 	for {
 		select {
@@ -132,6 +132,9 @@ func (l *Locker) await(ctx context.Context, keys []dblock.Key, r dialect.Request
 		s, tokens, err := l.tryAgain(&call{locker: l, ctx: ctx, wait: ctx, keys: keys, locked: r.Keys, forAll: true}, r)
 		if dialect.ClassOf(err) != dblock.ErrNotAcquired {
 			return s, tokens, err
+		}
+		if pause == nil {
+			pause = retry.WithJitterPercent(50, retry.WithCappedDuration(longestPause, retry.NewExponential(shortestPause)))
 		}
 		d, _ := pause.Next()
 		moment.Reset(d)

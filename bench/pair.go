@@ -29,6 +29,10 @@ func pair(t *testing.T, d *database, p plan) {
 			ours:   lockerPair("pair", 1), theirs: migratePair,
 		},
 		{
+			name: "bound", what: "what bounds it: the two raw statements, against golang-migrate's lock and unlock",
+			ours: rawPair, theirs: migratePair,
+		},
+		{
 			name: "goose", what: "the same against goose's session locker",
 			only: servers.KindPostgres,
 			ours: lockerPair("pair", 1), theirs: goosePairs(1),

@@ -115,7 +115,7 @@ func Retry(ctx context.Context, db dblock.DB, fn func(ctx context.Context) error
 type outermost struct{ db dblock.DB }
 
 func run(ctx context.Context, db dblock.DB, fn func(ctx context.Context) error, o RetryOptions) error {
-	backoff := o.backoff()
+	var backoff retry.Backoff // made after a failure: its source of chance costs as much as a statement
 	marked := context.WithValue(ctx, outermost{db}, true)
 	for attempt := 1; ; attempt++ {
 		failure := fn(marked)
@@ -123,6 +123,9 @@ func run(ctx context.Context, db dblock.DB, fn func(ctx context.Context) error, 
 			return failure
 		}
 		failure = classify(db, failure)
+		if backoff == nil {
+			backoff = o.backoff()
+		}
 		pause, stop := backoff.Next()
 		if stop {
 			return dblock.NewError("retry", db, o.Keys, fmt.Errorf("attempt %d of %d: %w", attempt, o.Attempts, failure))
