@@ -142,7 +142,7 @@ func TestSeveralFreeKeysAreOneStatement(t *testing.T) {
 			"a lock":      statements(func() error { return acquire(s, e.ctx, false, keys...) }, ""),
 			"a question":  statements(func() error { _, err := s.Held(e.ctx, keys); return err }, ""),
 			"an exchange": statements(exchange, ""),
-			"a look":      statements(func() error { return s.Alive(time.Now().Add(10*time.Second)) }, "") + 1,
+			"a look":      statements(func() error { return s.Alive(time.Now().Add(10 * time.Second)) }, "") + 1,
 		} {
 			if n != 1 {
 				t.Errorf("%s: %d statements", what, n)
@@ -345,12 +345,12 @@ func TestAliveLooksAtTheConnection(t *testing.T) {
 		if err := acquire(s, e.ctx, true, k); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Alive(time.Now().Add(10*time.Second)); err != nil {
+		if err := s.Alive(time.Now().Add(10 * time.Second)); err != nil {
 			t.Fatal(err)
 		}
 		<-time.After(1500 * time.Millisecond) // longer than the deadline that the look has set
 		for range 3 {
-			if err := s.Alive(time.Now().Add(10*time.Second)); err != nil {
+			if err := s.Alive(time.Now().Add(10 * time.Second)); err != nil {
 				t.Fatal(err)
 			}
 		}
