@@ -8,8 +8,9 @@
 //     sp_getapplock) or to a transaction,
 //   - rowlock: rows of a lock table, SELECT … FOR UPDATE, tied to the caller's
 //     transaction,
-//   - deadlock: the order in which several keys are locked, and the retry of
-//     transactions that the server chose as victims,
+//   - deadlock: the order in which several keys are locked, a checker that finds
+//     contradicting ones, and the retry of transactions that the server chose as
+//     victims,
 //   - migrations: goose, guarded so that of N replicas one migrates.
 //
 // A [DB] comes from dialect/postgres, dialect/mysql or dialect/sqlserver; a
@@ -126,6 +127,14 @@ func readable(part string) bool {
 		plain = '!' <= c && c <= '~' && c != '/' && c != '"' && c != '\\'
 	}
 	return plain || part != "" && !strings.ContainsAny(part, "/\"\\ ") && strconv.Quote(part) == `"`+part+`"`
+}
+
+// Parts are those that NewKey was given; none for a raw key.
+func (k Key) Parts() []string {
+	if k.raw {
+		return nil
+	}
+	return decode(k.encoded)
 }
 
 // label is String, shortened so that texts stay readable.

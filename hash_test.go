@@ -2,6 +2,7 @@ package dblock_test
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -119,4 +120,15 @@ func FuzzNames(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestPartsAreThoseOfNewKey(t *testing.T) {
+	for _, parts := range [][]string{{"account", "42"}, {"a/b", ""}, {"\x00:,"}} {
+		if got := dblock.NewKey(parts...).Shared().Parts(); !slices.Equal(got, parts) {
+			t.Errorf("%q, want %q", got, parts)
+		}
+	}
+	if got := dblock.RawKey(1).Parts(); got != nil {
+		t.Errorf("a raw key has parts %q", got)
+	}
 }

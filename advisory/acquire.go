@@ -21,6 +21,7 @@ type call struct {
 	try    bool
 	forAll bool // it is the wait on behalf of all who queue for the key
 	began  time.Time
+	hold   *deadlock.Hold // nil without a Checker
 
 	wait     context.Context // see waitContext
 	stopWait func()
@@ -97,14 +98,21 @@ func (l *Locker) acquireWith(ctx context.Context, op string, try bool, keys []db
 	if ctx.Err() != nil {
 		return nil, l.failure(c, context.Cause(ctx))
 	}
+	c.hold = l.beginHold(ctx, try, nil, keys, locked)
 	lock, err := acquire(c)
 	if err != nil {
 		return nil, l.failure(c, err)
 	}
+	c.hold.Acquired()
 	if l.options.Observer != nil {
 		l.observeGrant(ctx, lock, time.Since(c.began))
 	}
 	return lock, nil
+}
+
+// beginHold tells the Checker of a call that begins.
+func (l *Locker) beginHold(ctx context.Context, try bool, tx dblock.Tx, keys []dblock.Key, locked []dialect.Key) *deadlock.Hold {
+	return l.options.Checker.Begin(ctx, deadlock.Call{Kind: "advisory", Keys: keys, Order: locked, Try: try, Tx: tx})
 }
 
 // addNames is for the rows that fencing numbers come from, which have names where locks

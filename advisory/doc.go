@@ -40,4 +40,11 @@
 // The same key taken twice, even by one goroutine, waits for itself: a holder
 // that needs to know whether it holds a key keeps its Lock at hand. Keys of one
 // call may repeat; they are taken once.
+//
+// # Locks inside of locks
+//
+// Take keys that are held together in one call: such calls cannot deadlock each other. Of
+// nested calls no server sees the deadlock, since each waits on a connection of its own or
+// in the process: it lasts until a context or [Options.WaitLimit] ends one of the waits,
+// with dblock.ErrTimeout. [Options.Checker] finds such calls in development and in tests.
 package advisory

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/deadlock"
 	"github.com/dblock-go/dblock/dialect"
 )
 
@@ -20,9 +21,10 @@ type Lock struct {
 	locked  []dialect.Key
 	tokens  []int64 // beside locked; nil without fencing
 	since   time.Time
-	place   int       // in the list of the session's locks
-	alone   bool      // on a session that no other lock can get, whatever the locker's queues say
-	owned   sync.Once // done when the locker's queues do not count the lock any more
+	hold    *deadlock.Hold // nil without a Checker
+	place   int            // in the list of the session's locks
+	alone   bool           // on a session that no other lock can get, whatever the locker's queues say
+	owned   sync.Once      // done when the locker's queues do not count the lock any more
 
 	mu     sync.Mutex
 	values context.Context // whose values the lock's context has
@@ -38,7 +40,7 @@ type Lock struct {
 var errReleased = &dialect.Error{Class: dblock.ErrClosed, Err: errors.New("the lock was released")}
 
 func newLock(c *call, s *session, tokens []int64) *Lock {
-	return &Lock{session: s, keys: c.keys, locked: c.locked, tokens: tokens, since: time.Now(), values: c.ctx}
+	return &Lock{session: s, keys: c.keys, locked: c.locked, tokens: tokens, since: time.Now(), hold: c.hold, values: c.hold.Context(c.ctx)}
 }
 
 // finish ends the lock for its holder; the first reason counts.
@@ -49,6 +51,7 @@ func (l *Lock) finish(reason error) {
 		return
 	}
 	l.reason = reason
+	l.hold.Release()
 	if l.cancel != nil {
 		l.cancel(reason)
 	}

@@ -58,7 +58,8 @@ type Locker struct {
 }
 
 // New makes a Locker. It connects with the first call. At most one Options value
-// may be given. Errors: [dblock.ErrInvalidOption].
+// may be given. Errors: [dblock.ErrInvalidOption], and [dblock.ErrUnsupported] for
+// [Options.Deadlock].
 func New(db dblock.DB, opts ...*Options) (*Locker, error) {
 	if dialect.IsNil(db) {
 		return nil, fmt.Errorf("dblock: advisory.New: %w", dialect.Invalidf("the database is nil"))
@@ -122,7 +123,7 @@ func (l *Locker) Do(ctx context.Context, fn func(ctx context.Context) error, key
 
 // guard runs fn while the lock is held, and releases it.
 func (l *Lock) guard(ctx context.Context, fn func(ctx context.Context) error) (err error) {
-	guarded, cancel := context.WithCancelCause(context.WithValue(ctx, lockInContext{}, l))
+	guarded, cancel := context.WithCancelCause(l.hold.Context(context.WithValue(ctx, lockInContext{}, l)))
 	stop := context.AfterFunc(l.Context(), func() { cancel(l.Err()) })
 	defer func() {
 		stop()

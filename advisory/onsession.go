@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/deadlock"
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/internal/transaction"
 )
@@ -43,7 +44,15 @@ func InTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx
 		if err != nil {
 			return dblock.NewError("begin", l.db, keys, l.db.Classify(err))
 		}
-		err = transaction.Run(ctx, l.db, tx, keys, func() error { return fn(ctx, transaction.As[T](tx)) })
+		if err := transaction.Set(ctx, l.db, tx, l.options.Deadlock); err != nil {
+			_, err = dialect.Begun(ctx, tx, err)
+			return dblock.NewError("begin", l.db, keys, err)
+		}
+		if lock, ok := FromContext(ctx); ok {
+			lock.hold.In(tx)
+		}
+		inside := deadlock.WithTx(ctx, l.db, tx)
+		err = transaction.Run(ctx, l.db, tx, keys, func() error { return fn(inside, transaction.As[T](tx)) })
 		if err == nil {
 			s.settle()
 		}

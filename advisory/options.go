@@ -53,6 +53,10 @@ type Options struct {
 	// Isolation is the isolation level of the transactions that [InTx] and [DoTx] begin.
 	// Default: READ COMMITTED on PostgreSQL and SQL Server, else the connection's.
 	Isolation sql.IsolationLevel
+	// Deadlock makes the transactions that [InTx] and [DoTx] begin more or less likely
+	// victims of deadlocks, where the database has that. It costs a round trip or two for
+	// each. Default: the server's.
+	Deadlock deadlock.Settings
 	// Retry says how often and how soon [DoTx] starts again. Default: that of
 	// deadlock.Retry. Its Keys are set by DoTx, and its Observer is the one below
 	// unless it has its own.
@@ -64,6 +68,9 @@ type Options struct {
 	// Schema and Table name the lock table for Fencing. Default: "locks" in the
 	// connection's default schema.
 	Schema, Table string
+	// Checker learns in which order keys are locked inside one another, for development and
+	// tests. Default: none, which costs nothing.
+	Checker *deadlock.Checker
 	// Observer hears of waits, grants, releases and losses. Default: none.
 	Observer dblock.Observer
 }
@@ -124,7 +131,7 @@ func resolve(db dblock.DB, given []*Options) (Options, error) {
 	if o.Isolation < sql.LevelDefault || o.Isolation > sql.LevelLinearizable {
 		return o, dialect.Invalidf("Isolation is %d: use a level of database/sql", o.Isolation)
 	}
-	if err := o.Retry.Validate(); err != nil {
+	if err := cmp.Or(o.Retry.Validate(), o.Deadlock.Check(db)); err != nil {
 		return o, err
 	}
 	o.StatementGap = cmp.Or(o.StatementGap, statementGapDefault)

@@ -68,17 +68,21 @@ func DoTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx
 	}
 	return deadlock.Retry(ctx, l.db, func(ctx context.Context) error {
 		began := time.Now()
+		hold := l.beginHold(ctx, false, nil, keys, locked)
 		tx, err := l.beginLocked(ctx, locker, keys, locked)
 		if err != nil {
 			return err
 		}
 		acquired := time.Now()
+		hold.In(tx)
+		hold.Acquired()
 		defer func() {
+			hold.Release()
 			l.observe(ctx, dblock.Event{Kind: dblock.EventReleased, Keys: keys, Duration: time.Since(acquired)})
 		}()
 		return transaction.Run(ctx, l.db, tx, keys, func() error {
 			l.observe(ctx, dblock.Event{Kind: dblock.EventAcquired, Keys: keys, Duration: acquired.Sub(began)})
-			return fn(ctx, transaction.As[T](tx))
+			return fn(hold.Context(ctx), transaction.As[T](tx))
 		})
 	}, transaction.Retries(l.options.Retry, keys, l.options.Observer))
 }
@@ -91,11 +95,22 @@ func (l *Locker) beginLocked(ctx context.Context, locker dialect.TxLocker, keys 
 	if isolation == sql.LevelDefault {
 		isolation = sql.LevelReadCommitted
 	}
-	tx, err := locker.BeginLocked(ctx, &sql.TxOptions{Isolation: isolation}, dialect.TxRequest{Keys: locked, Wait: l.options.WaitLimit})
+	tx, err := l.beginWith(ctx, locker, &sql.TxOptions{Isolation: isolation}, dialect.TxRequest{Keys: locked, Wait: l.options.WaitLimit})
 	if err != nil {
 		return nil, l.failure(c, l.db.Classify(err))
 	}
 	return tx, nil
+}
+
+func (l *Locker) beginWith(ctx context.Context, locker dialect.TxLocker, o *sql.TxOptions, r dialect.TxRequest) (dialect.OwnedTx, error) {
+	if l.options.Deadlock == (deadlock.Settings{}) {
+		return locker.BeginLocked(ctx, o, r)
+	}
+	tx, err := transaction.Begin(ctx, l.db, o, l.options.Deadlock)
+	if err != nil {
+		return nil, err
+	}
+	return dialect.Begun(ctx, tx, locker.AcquireTx(ctx, tx, r))
 }
 
 // ofTransactions is the database, if it has locks of transactions.
@@ -153,7 +168,12 @@ func (l *Locker) acquireTx(ctx context.Context, op string, tx dblock.Tx, try boo
 	if !try {
 		defer l.announceWait(ctx, keys, locked)()
 	}
+	hold := l.beginHold(ctx, try, tx, keys, locked)
 	err = locker.AcquireTx(ctx, tx, dialect.TxRequest{Keys: locked, Try: try, Wait: l.options.WaitLimit})
+	if err == nil {
+		hold.Acquired()
+		return nil
+	}
 	switch dialect.ClassOf(err) {
 	case dblock.ErrNotAcquired, dblock.ErrTimeout:
 		return l.withBlocker(ctx, op, keys, locked, err, sessionOf(ctx, locker, tx))

@@ -6,7 +6,14 @@
 // Two transactions that lock the same things in different orders can each wait
 // for the other. The calls of dblock that take several keys lock them in one
 // global order, [Order] and [OrderRows], so they cannot; what an application
-// locks in several calls, or by its own statements, still can.
+// locks in several calls, or by its own statements, still can. A [Checker] finds that in
+// development and in tests, before it happens.
+//
+// Not every deadlock is seen by the server. Between locks of transactions it is. Advisory
+// locks of sessions that are taken one inside the other each wait on a connection of
+// their own, or within the process, so that no server sees the cycle: it lasts until a
+// context or advisory.Options.WaitLimit ends one of the waits. MySQL and MariaDB see none
+// that goes through an advisory lock and a row.
 //
 // # Retry
 //
@@ -27,8 +34,11 @@
 //
 // Always the whole and outermost transaction: after a deadlock InnoDB has rolled
 // all of it back, so that statements which are repeated alone would run outside
-// of any transaction, and without what came before them. rowlock.InTx does all of
-// this by itself.
+// of any transaction, and without what came before them. rowlock.InTx and advisory.DoTx do
+// all of this by themselves, and inside of a transaction Retry leaves it to whoever began
+// that, see [WithTx]. [RetryOptions] bounds the attempts and the time.
+//
+// [Settings] let a transaction give way, or not, where the database has that.
 //
 // # Classes
 //

@@ -4,11 +4,13 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/deadlock"
 	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/rowlock"
 )
 
 var (
@@ -16,6 +18,22 @@ var (
 	db   dblock.DB
 	pool *sql.DB
 )
+
+// In development and in tests a Checker reports the places that lock in orders which
+// contradict each other.
+func ExampleChecker() {
+	checker := deadlock.NewChecker(&deadlock.CheckerOptions{
+		OnInversion: func(i deadlock.Inversion) { slog.Error(i.String()) },
+	})
+	rows := rowlock.New(db, &rowlock.Options{Checker: checker})
+	err := rowlock.InTx(ctx, rows, func(ctx context.Context, tx *sql.Tx) error {
+		// Elsewhere an order may be locked inside of an account.
+		return rows.Lock(ctx, tx, dblock.NewKey("account", "7"))
+	}, dblock.NewKey("order", "1"))
+	if err != nil {
+		fmt.Println(err)
+	}
+}
 
 // The whole transaction is one function, from the begin to the commit.
 func ExampleRetry() {

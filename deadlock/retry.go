@@ -24,6 +24,13 @@ type RetryOptions struct {
 	Backoff time.Duration
 	// MaxBackoff is where the bound stops to grow. Default: 1 s.
 	MaxBackoff time.Duration
+	// Budget bounds the whole: no attempt begins later than this after the first began.
+	// Default: no bound but Attempts and the context.
+	Budget time.Duration
+	// Timeouts starts again also after a wait that reached its limit on the server or a
+	// WaitLimit, while ctx goes on: 55P03, 1205 of MySQL and MariaDB, 1222. It may last as
+	// long again. Default: such a failure is passed on.
+	Timeouts bool
 	// Keys are what the transaction locks, for events and errors to name.
 	Keys []dblock.Key
 	// Observer hears an EventRetried before each pause.
@@ -48,6 +55,8 @@ func (o *RetryOptions) withDefaults() (RetryOptions, error) {
 		return filled, dialect.Invalidf("Backoff is %v: more than zero, or 0 for the default", filled.Backoff)
 	case filled.MaxBackoff < 0:
 		return filled, dialect.Invalidf("MaxBackoff is %v: more than zero, or 0 for the default", filled.MaxBackoff)
+	case filled.Budget < 0:
+		return filled, dialect.Invalidf("Budget is %v: more than zero, or 0 for no bound", filled.Budget)
 	}
 	if filled.Attempts == 0 {
 		filled.Attempts = 10
@@ -73,7 +82,8 @@ func (o RetryOptions) backoff() retry.Backoff {
 	return retry.WithMaxRetries(uint64(o.Attempts-1), b)
 }
 
-// Retry runs fn, and runs it again after a deadlock or a serialization failure.
+// Retry runs fn, and runs it again after a deadlock or a serialization failure, and
+// after a timeout if the options say so.
 //
 // fn performs one whole transaction: it begins it, ends it on every path (with a
 // rollback where it fails), and returns the errors that it gets. It must be
@@ -81,10 +91,16 @@ func (o RetryOptions) backoff() retry.Backoff {
 //
 // fn uses the context that it is given: a Retry that is called with it on the
 // same db, inside fn, runs its own function once and passes the failure on, so
-// that it is always the outermost transaction that starts again.
+// that it is always the outermost transaction that starts again. So does a Retry
+// inside the functions of rowlock.InTx, advisory.DoTx and advisory.InTx, and with
+// the context of [WithTx], which says the same of a transaction of the caller's: dblock
+// cannot know that fn works in one otherwise.
+//
+// Locks that are held around Retry, by advisory.Do for instance, stay held during its
+// pauses: where the cycle can go through them, Retry belongs around them.
 //
 // An error of fn that another run cannot cure comes back as it is. After the last
-// attempt the error says how many there were, and matches both [dblock.Error] and
+// attempt, or when the budget is used up, the error says how many there were, and matches both [dblock.Error] and
 // the driver's own. If ctx ends during a pause the error matches the cause of that
 // and the last failure. Bad options: [dblock.ErrInvalidOption]. A panic of fn
 // passes through.
@@ -116,10 +132,11 @@ type outermost struct{ db dblock.DB }
 
 func run(ctx context.Context, db dblock.DB, fn func(ctx context.Context) error, o RetryOptions) error {
 	var backoff retry.Backoff // made after a failure: its source of chance costs as much as a statement
+	began := time.Now()
 	marked := context.WithValue(ctx, outermost{db}, true)
 	for attempt := 1; ; attempt++ {
 		failure := fn(marked)
-		if failure == nil || !IsRetryable(db, failure) {
+		if failure == nil || !o.cures(ctx, db, failure) {
 			return failure
 		}
 		failure = classify(db, failure)
@@ -130,6 +147,9 @@ func run(ctx context.Context, db dblock.DB, fn func(ctx context.Context) error, 
 		if stop {
 			return dblock.NewError("retry", db, o.Keys, fmt.Errorf("attempt %d of %d: %w", attempt, o.Attempts, failure))
 		}
+		if o.Budget > 0 && time.Since(began)+pause > o.Budget {
+			return dblock.NewError("retry", db, o.Keys, fmt.Errorf("attempt %d, the budget of %v allows no other: %w", attempt, o.Budget, failure))
+		}
 		if o.Observer != nil {
 			o.Observer.Observe(ctx, dblock.Event{
 				Kind: dblock.EventRetried, Dialect: db.Name(), Keys: o.Keys, Duration: pause, Err: failure})
@@ -138,6 +158,11 @@ func run(ctx context.Context, db dblock.DB, fn func(ctx context.Context) error, 
 			return dblock.NewError("retry", db, o.Keys, fmt.Errorf("%w before attempt %d of %d, after %w", err, attempt+1, o.Attempts, failure))
 		}
 	}
+}
+
+// cures reports whether another run may succeed.
+func (o RetryOptions) cures(ctx context.Context, db dblock.DB, failure error) bool {
+	return IsRetryable(db, failure) || o.Timeouts && ctx.Err() == nil && IsTimeout(db, failure)
 }
 
 func wait(ctx context.Context, pause time.Duration) error {

@@ -232,6 +232,7 @@ func TestRetryRefusesBadOptions(t *testing.T) {
 		"Attempts":                    {{Attempts: -1}},
 		"Backoff":                     {{Backoff: -1}},
 		"MaxBackoff":                  {{MaxBackoff: -1}},
+		"Budget":                      {{Budget: -1}},
 		"is less than Backoff 1m":     {{Backoff: time.Minute, MaxBackoff: time.Second}},
 		"2 RetryOptions":              {nil, nil},
 		"1ns is less than Backoff 1s": {{Backoff: time.Second, MaxBackoff: 1}},
@@ -251,5 +252,64 @@ func TestRetryRefusesBadOptions(t *testing.T) {
 	}
 	if err := (&deadlock.RetryOptions{Backoff: time.Hour}).Validate(); err != nil {
 		t.Errorf("a Backoff above the default MaxBackoff: %v", err)
+	}
+}
+
+func TestRetryAfterTimeoutsIfAskedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fn, runs := failing(3, driverError{dialect.Timeout})
+		if err := deadlock.Retry(t.Context(), &fakeDB{}, fn, &deadlock.RetryOptions{Timeouts: true}); err != nil {
+			t.Fatal(err)
+		}
+		if *runs != 4 {
+			t.Errorf("%d runs, want 4", *runs)
+		}
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		runs = new(int)
+		err := deadlock.Retry(ctx, &fakeDB{}, func(ctx context.Context) error {
+			*runs++
+			<-ctx.Done()
+			return driverError{dialect.Timeout}
+		}, &deadlock.RetryOptions{Timeouts: true})
+		if *runs != 1 || err != (driverError{dialect.Timeout}) {
+			t.Errorf("after its own deadline: %d runs, %v", *runs, err)
+		}
+	})
+}
+
+func TestRetryKeepsItsBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const budget = 10 * time.Second
+		began := time.Now()
+		runs := 0
+		err := deadlock.Retry(t.Context(), &fakeDB{}, func(context.Context) error {
+			if late := time.Since(began); late > budget {
+				t.Errorf("an attempt began after %v", late)
+			}
+			runs++
+			time.Sleep(time.Second)
+			return driverError{dialect.Deadlock}
+		}, &deadlock.RetryOptions{Attempts: 1000, Budget: budget})
+		if runs < 2 || runs > 10 {
+			t.Errorf("%d runs of a second each in %v", runs, budget)
+		}
+		if !errors.Is(err, dblock.ErrDeadlock) || !strings.Contains(err.Error(), "budget of 10s") {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func TestRetryInsideATransactionRunsOnce(t *testing.T) {
+	db := &fakeDB{}
+	fn, runs := failing(1, driverError{dialect.Deadlock})
+	err := deadlock.Retry(deadlock.WithTx(t.Context(), db, nil), db, fn)
+	if *runs != 1 || err != (driverError{dialect.Deadlock}) {
+		t.Errorf("%d runs, %v: want the failure itself after one", *runs, err)
+	}
+	fn, runs = failing(1, driverError{dialect.Deadlock})
+	if err := deadlock.Retry(deadlock.WithTx(t.Context(), db, nil), &fakeDB{}, fn); err != nil || *runs != 2 {
+		t.Errorf("on another database: %d runs, %v", *runs, err)
 	}
 }

@@ -61,6 +61,9 @@ type Features struct {
 	// HearsLoss: Session.Idle notices at once that the server ended the session.
 	// Elsewhere only a heartbeat does.
 	HearsLoss bool
+	// DeadlockPriority and DeadlockTimeout: of the [DeadlockSettings]; the database then
+	// implements [DeadlockSetter].
+	DeadlockPriority, DeadlockTimeout bool
 }
 
 // FenceRows are the keys whose rows of a lock table count the grants of advisory

@@ -55,14 +55,34 @@ func InTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx
 // attempt is one transaction from its begin, with which it locks, to its end.
 func attempt[T any](ctx context.Context, l *Locker, fn func(context.Context, T) error, keys []dblock.Key, locked []dialect.Key) error {
 	began := time.Now()
-	tx, err := l.db.BeginRows(ctx, &sql.TxOptions{Isolation: l.options.Isolation}, l.table(), locked)
+	hold := l.options.Checker.Begin(ctx, deadlock.Call{Kind: "row", Keys: keys, Order: locked})
+	tx, err := l.begin(ctx, locked)
 	if err != nil {
 		return l.failed("lock", keys, l.db.Classify(err))
 	}
 	acquired := time.Now()
-	defer func() { l.observe(ctx, dblock.EventReleased, keys, time.Since(acquired)) }()
+	hold.In(tx)
+	hold.Acquired()
+	defer func() {
+		hold.Release()
+		l.observe(ctx, dblock.EventReleased, keys, time.Since(acquired))
+	}()
 	return transaction.Run(ctx, l.db, tx, keys, func() error {
 		l.observe(ctx, dblock.EventAcquired, keys, acquired.Sub(began))
-		return fn(ctx, transaction.As[T](tx))
+		return fn(hold.Context(ctx), transaction.As[T](tx))
 	})
+}
+
+// begin begins a transaction that holds the keys.
+func (l *Locker) begin(ctx context.Context, locked []dialect.Key) (dialect.OwnedTx, error) {
+	o := &sql.TxOptions{Isolation: l.options.Isolation}
+	if l.options.Deadlock == (deadlock.Settings{}) {
+		return l.db.BeginRows(ctx, o, l.table(), locked)
+	}
+	tx, err := transaction.Begin(ctx, l.db, o, l.options.Deadlock)
+	if err != nil {
+		return nil, err
+	}
+	_, err = l.db.LockRows(ctx, tx, dialect.RowRequest{Table: l.table(), Keys: locked})
+	return dialect.Begun(ctx, tx, err)
 }

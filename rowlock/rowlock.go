@@ -1,6 +1,7 @@
 package rowlock
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -21,10 +22,17 @@ type Options struct {
 	// Isolation is the isolation level of the transactions that [InTx] begins; a
 	// level that the database does not have fails there. Default: the database's.
 	Isolation sql.IsolationLevel
+	// Deadlock makes the transactions that [InTx] begins more or less likely victims of
+	// deadlocks, where the database has that. It costs a round trip or two for each.
+	// Default: the server's.
+	Deadlock deadlock.Settings
 	// Retry says how often and how soon [InTx] starts again. Default: that of
 	// deadlock.Retry. Its Keys are set by InTx, and its Observer is the one below
 	// unless it has its own.
 	Retry *deadlock.RetryOptions
+	// Checker learns in which order keys are locked inside one another, for development and
+	// tests. Default: none, which costs nothing.
+	Checker *deadlock.Checker
 	// Observer hears when keys were acquired, of retries, and of the release at
 	// the end of transactions that [InTx] began.
 	Observer dblock.Observer
@@ -39,7 +47,8 @@ type Locker struct {
 }
 
 // New returns a Locker. A mistake in its arguments is returned by every call of
-// the Locker, as [dblock.ErrInvalidOption].
+// the Locker, as [dblock.ErrInvalidOption], or [dblock.ErrUnsupported] for what the
+// database does not have.
 func New(db dblock.DB, opts ...*Options) *Locker {
 	l := &Locker{db: db}
 	if len(opts) > 0 && opts[0] != nil {
@@ -53,7 +62,7 @@ func New(db dblock.DB, opts ...*Options) *Locker {
 	case isolation < sql.LevelDefault || isolation > sql.LevelLinearizable:
 		l.mistaken = dialect.Invalidf("Isolation is %d: use a level of database/sql", isolation)
 	default:
-		l.mistaken = l.options.Retry.Validate()
+		l.mistaken = cmp.Or(l.options.Retry.Validate(), l.options.Deadlock.Check(db))
 	}
 	return l
 }
@@ -118,10 +127,12 @@ func (l *Locker) lock(ctx context.Context, tx dblock.Tx, keys []dblock.Key, r di
 	r.Table = l.table()
 	r.Keys = ordered
 	start := time.Now()
+	hold := l.options.Checker.Begin(ctx, deadlock.Call{Kind: "row", Keys: keys, Order: ordered, Try: r.Try, Tx: tx})
 	numbers, err := l.db.LockRows(ctx, tx, r)
 	if err != nil {
 		return nil, err
 	}
+	hold.Acquired()
 	l.observe(ctx, dblock.EventAcquired, keys, time.Since(start))
 	if !r.Fence {
 		return nil, nil

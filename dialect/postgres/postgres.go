@@ -223,7 +223,7 @@ func (d *DB) Name() string { return "postgres" }
 // Features: PostgreSQL has shared and transaction locks, identified by id and
 // confined to one database. Loss is heard of over pgx.
 func (d *DB) Features() dialect.Features {
-	return dialect.Features{Shared: true, Transaction: true, HearsLoss: d.config != nil}
+	return dialect.Features{Shared: true, Transaction: true, HearsLoss: d.config != nil, DeadlockTimeout: true}
 }
 
 // Natives are pgx's where the database was made of a pgx pool or configuration.

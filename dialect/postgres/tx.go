@@ -180,6 +180,8 @@ func literal(s string) string {
 
 type pgxTx struct{ tx pgx.Tx }
 
+func (t pgxTx) Native() any { return t.tx }
+
 func (t pgxTx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
 	tag, err := t.tx.Exec(ctx, query, args...)
 	return driver.RowsAffected(tag.RowsAffected()), err
@@ -362,8 +364,6 @@ func (c pgxStatements) ExecContext(ctx context.Context, query string, args ...an
 }
 
 type ownedPgxTx struct{ pgxTx }
-
-func (t ownedPgxTx) Native() any { return t.tx }
 
 func (t ownedPgxTx) Commit(ctx context.Context) error { return classify(ctx, t.tx.Commit(ctx)) }
 

@@ -146,7 +146,7 @@ func (d *DB) Name() string { return "sqlserver" }
 // Features: application locks are found by name within one database, and SQL
 // Server does not tell a quiet client that its session was ended.
 func (d *DB) Features() dialect.Features {
-	return dialect.Features{ByName: true, Shared: true, Transaction: true}
+	return dialect.Features{ByName: true, Shared: true, Transaction: true, DeadlockPriority: true}
 }
 
 // Natives are what database/sql has.

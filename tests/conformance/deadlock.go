@@ -17,6 +17,15 @@ import (
 var deadlockClauses = []clause{
 	{"deadlock: the whole transaction starts again", deadlockStartsAgain},
 	{"deadlock: no money is moved twice", deadlockKeepsMoney},
+	{"deadlock: the Checker sees every way to lock", checkerSees},
+	{"deadlock: the Checker sees releases", checkerSeesReleases},
+	{"deadlock: the Checker sees the locks of a transaction", checkerSeesTransactions},
+	{"deadlock: a retry inside of a transaction passes the failure on", retryInside},
+	{"deadlock: a timeout starts the whole transaction again if asked for", retryTimeouts},
+	{"deadlock: who gives way can be chosen", deadlockSettings},
+	{"deadlock: philosophers who take both forks in one call never deadlock", philosophersAtOnce},
+	{"deadlock: philosophers who take one fork after the other in a transaction all eat", philosophersInTransactions},
+	{"deadlock: philosophers who take one fork after the other on sessions all eat", philosophersOnSessions},
 }
 
 // bank has accounts of 100 each, under applications that do not lock them in order.
@@ -86,17 +95,24 @@ func deadlockStartsAgain(t *testing.T, h *Harness) {
 	}
 }
 
+// findDeadlocksSoon is for deadlocks of connections to come to take milliseconds, where
+// that would be a second.
+func (d *Database) findDeadlocksSoon(t *testing.T) {
+	t.Helper()
+	if d.DB.Name() != "postgres" {
+		return
+	}
+	var name string
+	if err := d.SQL.QueryRow(`SELECT current_database()`).Scan(&name); err != nil {
+		t.Fatal(err)
+	}
+	d.exec(t, `ALTER DATABASE `+name+` SET deadlock_timeout = '5ms'`)
+}
+
 func deadlockKeepsMoney(t *testing.T, h *Harness) {
 	const accounts, goroutines, transfers = 4, 8, 20
 	d := bank(t, h, accounts)
-	if d.DB.Name() == "postgres" {
-		// So that the deadlocks of this clause take milliseconds instead of a second.
-		var name string
-		if err := d.SQL.QueryRow(`SELECT current_database()`).Scan(&name); err != nil {
-			t.Fatal(err)
-		}
-		d.exec(t, `ALTER DATABASE `+name+` SET deadlock_timeout = '5ms'`)
-	}
+	d.findDeadlocksSoon(t)
 	db := d.OpenMax(t, crowd)
 	ctx := testContext(t)
 	var retries atomic.Int64

@@ -39,6 +39,9 @@ func readmeTable(t *testing.T, h *Harness) {
 	says := map[string]string{
 		"`advisory`: shared keys":             yes[features.Shared],
 		"`advisory`: LockTx, TryLockTx, DoTx": yes[features.Transaction],
+
+		"`deadlock`: Settings.Timeout (deadlock_timeout)":   yes[features.DeadlockTimeout],
+		"`deadlock`: Settings.Priority (DEADLOCK_PRIORITY)": yes[features.DeadlockPriority],
 	}
 	noticed := "a session that the server ended is noticed"
 	switch {

@@ -1,0 +1,443 @@
+package deadlock
+
+import (
+	"context"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"weak"
+
+	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/dialect"
+)
+
+// CheckerOptions shape a [Checker]. The zero value, and nil, mean the defaults.
+type CheckerOptions struct {
+	// ClassOf says which keys are locked in the same places of the program for the same
+	// reason, so that what is learnt of one is true of all. Default: the first part of
+	// the key, the number of a raw key.
+	ClassOf func(dblock.Key) string
+	// Nested reports a call for a key inside of another for a key of the same class as
+	// soon as it is seen. Default: when keys of the class were seen in both orders.
+	Nested bool
+	// Ignore names pairs of classes that are known not to deadlock with each other,
+	// because a third lock is held around both, for instance. A pair of a class with
+	// itself is one too. Default: none.
+	Ignore [][2]string
+	// OnInversion hears of each inversion, once, on the goroutine that was about to lock
+	// and before it does. Default: nobody; see [Checker.Inversions].
+	OnInversion func(Inversion)
+}
+
+// Checker learns in which order locks are taken inside one another, and reports the
+// first time that two orders contradict each other: an [Inversion], which could become
+// a deadlock though it has not. Give one Checker to advisory.Options and to
+// rowlock.Options of all lockers of one database, in development and in tests:
+//
+//	checker := deadlock.NewChecker(nil)
+//	locks, err := advisory.New(db, &advisory.Options{Checker: checker})
+//	rows := rowlock.New(db, &rowlock.Options{Checker: checker})
+//	t.Cleanup(func() { checker.Report(t) })
+//
+// # What it sees
+//
+// It learns orders of classes of keys, [CheckerOptions.ClassOf], apart for advisory and
+// row locks: who takes an account inside of an order, and elsewhere any order inside of
+// any account, hears of it. Within one class it learns orders of keys, so it reports
+// those that were seen in both orders. Cycles of any length count. Shared holds do not
+// wait for each other. A try does not wait, but what it was granted is waited for. The
+// keys of one call are taken in one global order, so such calls cannot deadlock each
+// other; a nested call against that order can, and is reported once both were seen.
+//
+// A call is inside another if it gets the context of that: the one that Do, InTx,
+// OnSession and DoTx give to their functions, [advisory.Lock.Context], and whatever is
+// derived of them; or if both lock in the same transaction. Go does not tell which
+// goroutine calls, so a Lock that is followed by another with the plain context is not
+// known to be held. Nor are locks of a caller's transaction, outside of that transaction;
+// [WithTx] makes a context which carries them. A *sql.Conn in which transactions begin and
+// end is no transaction: its locks are not known to be held in later calls.
+//
+// It does not see statements of the application's own (see [Checker.Begin]), and knows
+// nothing of locks that guard an inversion: silence such pairs with
+// [CheckerOptions.Ignore].
+//
+// # What it costs
+//
+// A nil Checker costs a comparison. Otherwise each call costs some microseconds. A
+// Checker remembers the last 10,000 orders of classes, and of keys, looks at the first 100
+// keys of a call, gives up the search for a cycle after 1,000 locks, and keeps 1,000
+// inversions.
+//
+// [advisory.Lock.Context]: https://pkg.go.dev/github.com/dblock-go/dblock/advisory#Lock.Context
+type Checker struct {
+	options CheckerOptions
+
+	mu         sync.Mutex
+	classes    orders // between different classes
+	keys       orders // between keys of one class
+	txs        map[txID][]*Hold
+	sweepAt    int // how many transactions make it look for those that are gone
+	inversions []Inversion
+	reported   map[string]bool
+}
+
+const (
+	maxOrders     = 10_000
+	maxKeys       = 100
+	maxNear       = 16 // locks of its class around a lock
+	maxVisits     = 1000
+	maxInversions = 1000
+	sweepFirst    = 64
+)
+
+// NewChecker makes a Checker that has learnt nothing yet.
+func NewChecker(o *CheckerOptions) *Checker {
+	c := &Checker{txs: map[txID][]*Hold{}, sweepAt: sweepFirst, reported: map[string]bool{}}
+	if o != nil {
+		c.options = *o
+	}
+	if c.options.ClassOf == nil {
+		c.options.ClassOf = firstPart
+	}
+	return c
+}
+
+func firstPart(k dblock.Key) string {
+	if parts := k.Parts(); len(parts) > 0 {
+		return parts[0]
+	}
+	return k.String()
+}
+
+// Call is one call for keys, as a [Checker] sees it.
+type Call struct {
+	// Kind keeps locks apart that have nothing to do with each other, even if their keys
+	// are equal: "advisory" and "row" for those of dblock.
+	Kind string
+	// Keys are those of the call.
+	Keys []dblock.Key
+	// Order is the same as [Order] or [OrderRows] returned it: as the call takes them.
+	Order []dialect.Key
+	// Try: the call does not wait.
+	Try bool
+	// Tx is the caller's transaction that will hold the keys; nil if it is another's or
+	// a session.
+	Tx dblock.Tx
+}
+
+// Hold is what a call holds, from [Hold.Acquired] to [Hold.Release] or to the end of its
+// transaction. All methods of a nil Hold do nothing.
+type Hold struct {
+	checker *Checker
+	locks   []lock
+	place   Place
+	state   atomic.Int32
+	tx      txID
+}
+
+const (
+	wanted int32 = iota
+	held
+	released
+)
+
+// lock is one key of a call.
+type lock struct {
+	class node
+	id    int64
+	label string
+	mode  dblock.Mode
+}
+
+// Begin tells the Checker of a call before it waits. Packages advisory and rowlock do
+// that by themselves; it is exported for code that locks by its own statements. Begin
+// of a nil Checker returns a nil Hold.
+func (c *Checker) Begin(ctx context.Context, call Call) *Hold {
+	if c == nil {
+		return nil
+	}
+	return c.begin(ctx, call)
+}
+
+func (c *Checker) begin(ctx context.Context, call Call) *Hold {
+	h := &Hold{checker: c, place: caller(), tx: txOf(call.Tx), locks: c.locks(call)}
+	if call.Try {
+		return h
+	}
+	if i, found := c.learn(ctx, h); found && c.options.OnInversion != nil {
+		c.options.OnInversion(i)
+	}
+	return h
+}
+
+func (c *Checker) locks(call Call) []lock {
+	classes := make(map[int64]string, len(call.Keys))
+	for _, k := range call.Keys {
+		classes[k.ID()] = c.options.ClassOf(k)
+	}
+	ordered := call.Order[:min(len(call.Order), maxKeys)]
+	locks := make([]lock, len(ordered))
+	for i, k := range ordered {
+		locks[i] = lock{class: node{kind: call.Kind, class: classes[k.ID]}, id: k.ID, label: k.Label, mode: k.Mode}
+	}
+	return locks
+}
+
+// learn returns the inversion that the call is the first to show. Of several the one with
+// the fewest steps says it all.
+func (c *Checker) learn(ctx context.Context, h *Hold) (found Inversion, isNew bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var shortest []*edge
+	note := func(cycle []*edge) {
+		if shortest == nil || cycle != nil && len(cycle) < len(shortest) {
+			shortest = cycle
+		}
+	}
+	outers := c.heldIn(ctx, h.tx)
+	has := hadBy(h.tx, outers)
+	near := 0
+	for _, outer := range outers {
+		for _, a := range slices.Backward(outer.locks) {
+			for _, b := range h.locks {
+				if has(b) {
+					continue
+				}
+				if a.class == b.class {
+					if near++; near > maxNear*len(h.locks) { // further ones follow from those before
+						continue
+					}
+				}
+				note(c.nest(outer, a, h, b))
+			}
+		}
+	}
+	for i, a := range h.locks {
+		for j, b := range h.locks[i+1:] {
+			if (j == 0 || a.class != b.class) && !has(b) { // of one class, the neighbours say it all
+				note(c.nest(h, a, h, b))
+			}
+		}
+	}
+	if shortest == nil {
+		return found, false
+	}
+	found = inversionOf(shortest)
+	id := found.identity()
+	if c.reported[id] || len(c.inversions) == maxInversions {
+		return found, false
+	}
+	c.reported[id] = true
+	c.inversions = append(c.inversions, found)
+	return found, true
+}
+
+// hadBy tells the locks for which the transaction does not wait, because it has them.
+func hadBy(tx txID, holds []*Hold) func(lock) bool {
+	if tx == (txID{}) {
+		return func(lock) bool { return false }
+	}
+	modes := map[node]dblock.Mode{}
+	for _, h := range holds {
+		if h.tx != tx {
+			continue
+		}
+		for _, l := range h.locks {
+			if mode, ok := modes[l.node()]; !ok || mode == dblock.Shared {
+				modes[l.node()] = l.mode
+			}
+		}
+	}
+	return func(l lock) bool {
+		mode, ok := modes[l.node()]
+		return ok && (mode != dblock.Shared || l.mode == dblock.Shared)
+	}
+}
+
+// nest learns that a of outer is held when b of inner is waited for. It returns the cycle
+// which that closes, if it does.
+func (c *Checker) nest(outer *Hold, a lock, inner *Hold, b lock) []*edge {
+	if c.ignores(a.class.class, b.class.class) {
+		return nil
+	}
+	e := &edge{nesting: nesting{from: a.class, to: b.class, held: a.mode, wanted: b.mode, oneCall: outer == inner},
+		step: Step{Held: a.taken(outer.place), Wanted: b.taken(inner.place), OneCall: outer == inner}}
+	learnt := &c.classes
+	if a.class == b.class && (a.id == b.id || e.oneCall || !c.options.Nested) {
+		e.from, e.to = a.node(), b.node()
+		learnt = &c.keys
+	}
+	return learnt.learn(e)
+}
+
+func (c *Checker) ignores(a, b string) bool {
+	return slices.ContainsFunc(c.options.Ignore, func(pair [2]string) bool {
+		return pair == [2]string{a, b} || pair == [2]string{b, a}
+	})
+}
+
+// node is the key by itself.
+func (l lock) node() node {
+	n := l.class
+	n.ofKey, n.key = true, l.id
+	return n
+}
+
+func (l lock) taken(at Place) Taken {
+	return Taken{Kind: l.class.kind, Class: l.class.class, Key: l.label, Mode: l.mode, Place: at}
+}
+
+// around is what a context knows to be held: the innermost first.
+type around struct {
+	hold  *Hold // or
+	tx    txID  // what that transaction holds
+	outer *around
+}
+
+type aroundInContext struct{}
+
+func within(ctx context.Context, a around) context.Context {
+	a.outer, _ = ctx.Value(aroundInContext{}).(*around)
+	return context.WithValue(ctx, aroundInContext{}, &a)
+}
+
+// WithTx says that what gets the context is done inside the transaction of db: there a
+// [Retry] on db runs its function once, and a [Checker] counts the locks of the
+// transaction as held. The functions that dblock calls with a transaction get such a
+// context.
+func WithTx(ctx context.Context, db dblock.DB, tx dblock.Tx) context.Context {
+	return within(context.WithValue(ctx, outermost{db}, true), around{tx: txOf(tx)})
+}
+
+// heldIn is what is held around a call, the latest first. The caller has c.mu.
+func (c *Checker) heldIn(ctx context.Context, tx txID) []*Hold {
+	var holds []*Hold
+	seen := map[*Hold]bool{}
+	add := func(h *Hold) {
+		if h.checker == c && h.state.Load() == held && !seen[h] {
+			seen[h] = true
+			holds = append(holds, h)
+		}
+	}
+	of := func(tx txID) {
+		for _, h := range slices.Backward(c.txs[tx]) {
+			add(h)
+		}
+	}
+	of(tx)
+	for a, _ := ctx.Value(aroundInContext{}).(*around); a != nil; a = a.outer {
+		if a.hold == nil {
+			of(a.tx)
+			continue
+		}
+		add(a.hold)
+		of(a.hold.tx)
+	}
+	return holds
+}
+
+// Acquired says that the call was granted its keys.
+func (h *Hold) Acquired() {
+	if h != nil && h.state.CompareAndSwap(wanted, held) {
+		h.checker.attach(h)
+	}
+}
+
+// In says that the keys belong to a transaction which began with them or after them, and
+// in which the same key can be locked again.
+func (h *Hold) In(tx dblock.Tx) {
+	if h == nil {
+		return
+	}
+	id := txOf(tx)
+	h.checker.mu.Lock()
+	h.tx = id
+	h.checker.mu.Unlock()
+	h.checker.attach(h)
+}
+
+// Context is ctx for what is done while the keys are held.
+func (h *Hold) Context(ctx context.Context) context.Context {
+	if h == nil {
+		return ctx
+	}
+	return within(ctx, around{hold: h})
+}
+
+// Release says that the keys are not held any more, and if they belonged to a transaction
+// that it has ended.
+func (h *Hold) Release() {
+	if h != nil {
+		h.state.Store(released)
+		h.checker.detach(h)
+	}
+}
+
+// attach makes the hold one of its transaction's.
+func (c *Checker) attach(h *Hold) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if h.tx == (txID{}) || h.state.Load() != held {
+		return
+	}
+	c.txs[h.tx] = append(c.txs[h.tx], h)
+	if len(c.txs) < c.sweepAt {
+		return
+	}
+	for tx := range c.txs {
+		if tx.Value() == nil {
+			delete(c.txs, tx)
+		}
+	}
+	c.sweepAt = max(sweepFirst, 2*len(c.txs))
+}
+
+func (c *Checker) detach(h *Hold) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.txs, h.tx)
+}
+
+// txID tells transactions apart without keeping them alive: it is never that of another
+// one, even if that gets the same address later.
+type txID = weak.Pointer[byte]
+
+// txOf is zero for what may be several transactions, one after the other.
+func txOf(tx dblock.Tx) txID {
+	var native any = tx
+	if s, ok := native.(interface{ Native() any }); ok {
+		native = s.Native()
+	}
+	switch native.(type) {
+	case interface{ Commit() error }, interface{ Commit(context.Context) error }:
+	default:
+		return txID{}
+	}
+	v := reflect.ValueOf(native)
+	if v.Kind() != reflect.Pointer {
+		return txID{}
+	}
+	return weak.Make((*byte)(v.UnsafePointer()))
+}
+
+// Inversions are those found so far, each once, at most 1,000.
+func (c *Checker) Inversions() []Inversion {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.inversions)
+}
+
+// Report fails a test with each of the inversions.
+func (c *Checker) Report(t interface {
+	Helper()
+	Errorf(format string, args ...any)
+}) {
+	t.Helper()
+	for _, i := range c.Inversions() {
+		t.Errorf("%s", i)
+	}
+}
