@@ -9,8 +9,8 @@
 //   - rowlock: rows of a lock table, SELECT … FOR UPDATE, tied to the caller's
 //     transaction,
 //   - deadlock: the order in which several keys are locked, a checker that finds
-//     contradicting ones, and the retry of transactions that the server chose as
-//     victims,
+//     contradicting ones, the retry of transactions that the server chose as
+//     victims, and who waits for whom,
 //   - migrations: goose, guarded so that of N replicas one migrates.
 //
 // A [DB] comes from dialect/postgres, dialect/mysql or dialect/sqlserver; a

@@ -24,6 +24,9 @@ const (
 	// failure, or a call draws a new session because the idle one it was given
 	// had died; Duration is the pause before.
 	EventRetried EventKind = "retried"
+	// EventUnnamed: the names of keys could not be written, for which
+	// advisory.Options.Names asks.
+	EventUnnamed EventKind = "unnamed"
 )
 
 // Event is one step in the life of a lock.
@@ -33,7 +36,7 @@ type Event struct {
 	Keys     []Key
 	Duration time.Duration
 	Blocker  *Blocker // for EventWaiting, where the server tells
-	Err      error    // for EventLost and EventRetried: why; for EventWaiting: why the blocker is unknown, if it is
+	Err      error    // for EventLost, EventRetried and EventUnnamed: why; for EventWaiting: why the blocker is unknown, if it is
 }
 
 // Observer hears of the life of locks: for logs, metrics, traces. It is called
@@ -53,8 +56,8 @@ func (f ObserverFunc) Observe(ctx context.Context, e Event) {
 	}
 }
 
-// SlogObserver logs each event: what is lost as an error, waits and retries as
-// warnings, the rest at debug level. A nil logger means slog.Default.
+// SlogObserver logs each event: what is lost as an error, waits, retries
+// and names that could not be written as warnings, the rest at debug level. A nil logger means slog.Default.
 func SlogObserver(logger *slog.Logger) Observer {
 	return ObserverFunc(func(ctx context.Context, e Event) {
 		l := logger
@@ -65,7 +68,7 @@ func SlogObserver(logger *slog.Logger) Observer {
 		switch e.Kind {
 		case EventLost:
 			level = slog.LevelError
-		case EventWaiting, EventRetried:
+		case EventWaiting, EventRetried, EventUnnamed:
 			level = slog.LevelWarn
 		}
 		if !l.Enabled(ctx, level) {

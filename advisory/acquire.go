@@ -90,6 +90,7 @@ func (l *Locker) acquireWith(ctx context.Context, op string, try bool, keys []db
 	if l.options.Fencing {
 		addNames(locked, keys)
 	}
+	l.names.note(keys)
 	c := &call{locker: l, ctx: ctx, op: op, keys: keys, locked: locked, try: try, began: time.Now()}
 	defer c.end()
 	if !try && l.options.Observer != nil {

@@ -55,6 +55,7 @@ type Locker struct {
 	trying      chan struct{} // holds one element while a waiter beyond those tries on a session of its own
 
 	queues queues
+	names  *names // nil: none are written
 }
 
 // New makes a Locker. It connects with the first call. At most one Options value
@@ -71,6 +72,7 @@ func New(db dblock.DB, opts ...*Options) (*Locker, error) {
 	l := &Locker{db: db, options: o, sessions: map[*session]struct{}{},
 		slots: make(chan struct{}, o.MaxWaits), trying: make(chan struct{}, 1), queues: queues{byName: db.Features().ByName, keys: map[lockID]*queue{}}}
 	l.closing, l.close = context.WithCancelCause(context.Background())
+	l.names = newNames(l)
 	return l, nil
 }
 

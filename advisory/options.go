@@ -65,7 +65,14 @@ type Options struct {
 	// [Lock.Token]. The table must have been set up; the numbers have rows of their
 	// own in it, and wait for no row lock. Default: off.
 	Fencing bool
-	// Schema and Table name the lock table for Fencing. Default: "locks" in the
+	// Names has the name of each new key written into the lock table, in the
+	// background and once, so that deadlock.Inspect, dblock graph and dblock ls can
+	// tell it: PostgreSQL's own views have the id only. Where the server knows names
+	// nothing is written. The table must have been set up; what cannot be written is
+	// told to the Observer as an EventUnnamed and tried again later, and does not
+	// matter to the locks. Default: off; the names of fenced locks are there anyway.
+	Names bool
+	// Schema and Table name the lock table for Fencing and Names. Default: "locks" in the
 	// connection's default schema.
 	Schema, Table string
 	// Checker learns in which order keys are locked inside one another, for development and

@@ -89,6 +89,7 @@ func DoTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx
 
 // beginLocked begins a transaction that holds the keys.
 func (l *Locker) beginLocked(ctx context.Context, locker dialect.TxLocker, keys []dblock.Key, locked []dialect.Key) (dialect.OwnedTx, error) {
+	l.names.note(keys)
 	c := &call{locker: l, ctx: ctx, op: "lock", keys: keys, locked: locked, began: time.Now()}
 	defer l.announceWait(ctx, keys, locked)()
 	isolation := l.options.Isolation
@@ -165,6 +166,7 @@ func (l *Locker) acquireTx(ctx context.Context, op string, tx dblock.Tx, try boo
 		return dblock.NewError(op, l.db, keys, errLockerClosed)
 	}
 	defer l.calls.Done()
+	l.names.note(keys)
 	if !try {
 		defer l.announceWait(ctx, keys, locked)()
 	}

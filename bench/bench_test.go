@@ -35,6 +35,7 @@ var scenarios = []struct {
 	{"hot", hot},
 	{"several", several},
 	{"many", many},
+	{"inspect", inspect},
 	{"allocations", allocations},
 }
 

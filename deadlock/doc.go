@@ -1,5 +1,6 @@
 // Package deadlock keeps transactions that lock more than one thing out of each
-// other's way, and starts those again that the server had to sacrifice.
+// other's way, starts those again that the server had to sacrifice, and shows who
+// waits for whom.
 //
 // # Order
 //
@@ -39,6 +40,20 @@
 // that, see [WithTx]. [RetryOptions] bounds the attempts and the time.
 //
 // [Settings] let a transaction give way, or not, where the database has that.
+//
+// # Who waits for whom
+//
+// [Inspect] takes a snapshot of the locks of a database: advisory locks, and those
+// of rows and tables that somebody waits for, as a graph of sessions. It names the
+// sessions that block others without waiting themselves, and the deadlocks, also
+// those that a database does not see. On MySQL and MariaDB that is every one that
+// goes through an advisory lock and a row.
+//
+//	s, err := deadlock.Inspect(ctx, db)
+//	fmt.Print(s.Text()) // or s.DOT(), s.Mermaid(), or s as JSON
+//
+// Where its user may not see everything the snapshot says what is missing, and
+// which GRANT or plugin would show it.
 //
 // # Classes
 //

@@ -70,3 +70,19 @@ func ExampleRemains() {
 	}
 	_ = update
 }
+
+// Who is in the way of everybody else, and what for?
+func ExampleInspect() {
+	s, err := deadlock.Inspect(ctx, db)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Print(s.Text())
+	for _, root := range s.Roots {
+		fmt.Println("look at session", root)
+	}
+	for _, gap := range s.Gaps {
+		fmt.Println("not seen:", gap.What, "->", gap.Remedy)
+	}
+}

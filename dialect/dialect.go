@@ -107,6 +107,10 @@ type DB interface {
 	// The levels of its findings are Danger exactly where a constructor without
 	// AllowUnsafe would refuse. An error says that the server could not be asked.
 	Diagnose(ctx context.Context) ([]Finding, error)
+	// Snapshot shows who holds and who waits for locks, of whatever kind. Where a
+	// privilege or a plugin is missing it tells the gap instead of failing. It asks
+	// each source that the server has once, on a connection of the pool.
+	Snapshot(ctx context.Context, r SnapshotRequest) (*Snapshot, error)
 
 	// Natives are the types of the driver's own connections and transactions, as a
 	// Session's Statements and Begin and the DB's Begin have them.

@@ -18,12 +18,14 @@ import (
 // fakeDB is a database of one lock table in memory.
 type fakeDB struct {
 	dialect.DB
-	mu      sync.Mutex
-	holders map[int64]*fakeSession
-	found   []dblock.Blocker
-	health  []dialect.Finding
-	opened  dialect.SessionOptions
-	lost    chan error // ends every idle session
+	mu       sync.Mutex
+	holders  map[int64]*fakeSession
+	found    dialect.Snapshot
+	asked    dialect.SnapshotRequest
+	failures int // of snapshots
+	health   []dialect.Finding
+	opened   dialect.SessionOptions
+	lost     chan error // ends every idle session
 }
 
 func newFakeDB() *fakeDB {
@@ -46,7 +48,17 @@ func (d *fakeDB) hold(key dblock.Key) {
 }
 
 func (d *fakeDB) Inspect(context.Context, ...dialect.Key) ([]dialect.Holding, error) {
-	return d.found, nil
+	return nil, nil
+}
+
+func (d *fakeDB) Snapshot(_ context.Context, r dialect.SnapshotRequest) (*dialect.Snapshot, error) {
+	if d.failures > 0 {
+		d.failures--
+		return nil, &dialect.Error{Class: dialect.Lost}
+	}
+	d.asked = r
+	found := d.found
+	return &found, nil
 }
 
 func (d *fakeDB) Diagnose(context.Context) ([]dialect.Finding, error) { return d.health, nil }

@@ -1,24 +1,32 @@
 package main
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/deadlock"
+	"github.com/dblock-go/dblock/dialect"
 )
 
-type lsCmd struct{ format }
+type lsCmd struct {
+	format
+	All bool `help:"List rows and tables that somebody waits for, too."`
+}
 
 // holding is one line of ls.
 type holding struct {
 	// Key is what the server calls the key: its id in decimal, or its name.
 	Key string `json:"key"`
 	// ID is null where the server knows names.
-	ID          *int64     `json:"id"`
+	ID *int64 `json:"id"`
+	// Name is that of an id, if the lock table has it.
+	Name        string     `json:"name,omitempty"`
+	Kind        string     `json:"kind,omitempty"` // with --all
 	Mode        string     `json:"mode"`
 	State       string     `json:"state"`
 	Session     int64      `json:"session"`
@@ -33,17 +41,22 @@ func (c *lsCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
-	found, err := db.Inspect(ctx)
-	if err := closing(db, dblock.NewError("list the locks", db, nil, err)); err != nil {
+	s, err := deadlock.Inspect(ctx, db)
+	if err := closing(db, err); err != nil {
 		return err
 	}
-	slices.SortStableFunc(found, func(x, y dblock.Blocker) int {
-		return cmp.Or(cmp.Compare(x.Name, y.Name), cmp.Compare(x.ID, y.ID),
-			compareBool(x.Waiting, y.Waiting), x.Since.Compare(y.Since), cmp.Compare(x.Session, y.Session))
-	})
-	all := make([]holding, len(found))
-	for i, f := range found {
-		all[i] = describe(f)
+	if err := c.incomplete(s.Gaps); err != nil {
+		return dblock.NewError("list the locks", db, nil, err)
+	}
+	sessions := map[int64]deadlock.Session{}
+	for _, x := range s.Sessions {
+		sessions[x.ID] = x
+	}
+	all := []holding{}
+	for _, l := range s.Locks {
+		if c.All || l.Kind == dialect.KindAdvisory {
+			all = append(all, c.describe(l, sessions[l.Session], db.Features().ByName))
+		}
 	}
 	if c.JSON {
 		return writeJSON(a.stdout, all)
@@ -52,46 +65,64 @@ func (c *lsCmd) Run(ctx context.Context, a *app) error {
 		_, err := fmt.Fprintln(a.stdout, "nobody holds or waits for an advisory lock")
 		return err
 	}
-	rows := [][]string{{"KEY", "MODE", "STATE", "SESSION", "APPLICATION", "USER", "SINCE"}}
+	return c.table(a, all)
+}
+
+func (c *lsCmd) table(a *app, all []holding) error {
+	titles := []string{"KEY", "NAME", "MODE", "STATE", "SESSION", "APPLICATION", "USER", "SINCE"}
+	const name = 1
+	unnamed := !slices.ContainsFunc(all, func(h holding) bool { return h.Name != "" })
+	rows := [][]string{titles}
 	for _, h := range all {
 		since := ""
 		if h.Since != nil {
 			since = h.Since.Format(time.RFC3339)
 		}
-		rows = append(rows, []string{h.Key, h.Mode, h.State, strconv.FormatInt(h.Session, 10), h.Application, h.user, since})
+		rows = append(rows, []string{h.Key, h.Name, h.Mode, h.State, strconv.FormatInt(h.Session, 10), h.Application, h.user, since})
+	}
+	if unnamed {
+		for i := range rows {
+			rows[i] = slices.Delete(rows[i], name, name+1)
+		}
 	}
 	return writeTable(a.stdout, rows...)
 }
 
-func describe(f dblock.Blocker) holding {
+// incomplete refuses a list that lacks locks without a word.
+func (c *lsCmd) incomplete(gaps []deadlock.Gap) error {
+	for _, g := range gaps {
+		if g.Kind == dialect.KindAdvisory || c.All && g.Kind != "" {
+			return &dialect.Error{Class: dblock.ErrDenied, Err: errors.New("not seen: " + g.What), Hint: g.Remedy}
+		}
+	}
+	return nil
+}
+
+func (c *lsCmd) describe(l deadlock.Lock, x deadlock.Session, byName bool) holding {
 	h := holding{
-		Key:         f.Name,
-		Mode:        f.Mode.String(),
+		Key:         l.Key,
+		Name:        l.Name,
+		Mode:        l.Mode,
 		State:       "held",
-		Session:     f.Session,
-		Application: f.Application,
-		user:        f.User,
+		Session:     l.Session,
+		Application: x.Application,
+		user:        x.User,
 	}
-	if f.Name == "" {
-		h.Key, h.ID = strconv.FormatInt(f.ID, 10), &f.ID
+	switch id, err := strconv.ParseInt(l.Key, 10, 64); {
+	case l.Kind != dialect.KindAdvisory:
+		h.Key = l.Target.Describe()
+	case !byName && err == nil: // another is a pair of other software's
+		h.ID = &id
 	}
-	if f.Waiting {
+	if c.All {
+		h.Kind = string(l.Kind)
+	}
+	if l.Waiting {
 		h.State = "waiting"
 	}
-	if !f.Since.IsZero() {
-		since := f.Since.UTC()
+	if !l.Since.IsZero() {
+		since := l.Since.UTC()
 		h.Since = &since
 	}
 	return h
-}
-
-func compareBool(x, y bool) int {
-	switch {
-	case x == y:
-		return 0
-	case y:
-		return -1
-	default:
-		return 1
-	}
 }

@@ -30,6 +30,7 @@ type commandLine struct {
 	Migrate migrateCmd `cmd:"" help:"Run goose migrations, one process at a time."`
 	Setup   setupCmd   `cmd:"" help:"Create the lock table that fencing and row locks use."`
 	Ls      lsCmd      `cmd:"" help:"List who holds and who waits for advisory locks."`
+	Graph   graphCmd   `cmd:"" help:"Show who waits for whom, for keys, rows and tables, and the deadlocks."`
 	Doctor  doctorCmd  `cmd:"" help:"Look at what is behind the DSN, whether locks are safe there, and what to change."`
 	Bench   benchCmd   `cmd:"" help:"Measure what locks cost on this database, in round trips."`
 	Hash    hashCmd    `cmd:"" help:"Show what each database locks for a key. Needs no database."`

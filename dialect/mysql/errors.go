@@ -23,6 +23,7 @@ type meaning struct {
 }
 
 const (
+	errDatabaseAccessDenied = 1044
 	errUnknownDatabase      = 1049
 	errUnknownColumn        = 1054
 	errUnknownTable         = 1109
@@ -53,7 +54,7 @@ var commonErrors = map[uint16]meaning{
 	errUnknownColumn: {dialect.Setup, dialect.RemainsUsable, "if the table is dblock's, it has another shape: run `dblock setup` or migrations.Setup"}, // ER_BAD_FIELD_ERROR
 	errUnknownTable:  {dialect.Setup, dialect.RemainsUsable, ""},                                                                                       // ER_UNKNOWN_TABLE: of information_schema
 
-	1044:                    {dialect.Denied, dialect.RemainsUsable, "GRANT privileges on the database to this user"},  // ER_DBACCESS_DENIED_ERROR
+	errDatabaseAccessDenied: {dialect.Denied, dialect.RemainsUsable, "GRANT privileges on the database to this user"},  // ER_DBACCESS_DENIED_ERROR
 	errTableAccessDenied:    {dialect.Denied, dialect.RemainsUsable, "GRANT the privilege on the table to this user"},  // ER_TABLEACCESS_DENIED_ERROR
 	1143:                    {dialect.Denied, dialect.RemainsUsable, "GRANT the privilege on the column to this user"}, // ER_COLUMNACCESS_DENIED_ERROR
 	errSpecificAccessDenied: {dialect.Denied, dialect.RemainsUsable, "GRANT the privilege to this user"},               // ER_SPECIFIC_ACCESS_DENIED_ERROR

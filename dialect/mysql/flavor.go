@@ -25,6 +25,8 @@ type flavor struct {
 	room int
 	// inspect lists the advisory locks of the given keys, or all.
 	inspect func(ctx context.Context, conn dialect.Querier, keys []dialect.Key) ([]dialect.Holding, error)
+	// snapshot reads the server's own views.
+	snapshot func(ctx context.Context, l *survey) error
 	// errors are the numbers that the other server uses for something else.
 	errors map[uint16]meaning
 }
@@ -36,9 +38,10 @@ var mysqlFlavor = flavor{
 	readOnly:       "transaction_read_only",
 	// A session finds a lock in a hash table: at 100,000 held it is as fast as
 	// without any. But ending a session takes 0.1 s at 10,000 and 4 s at 100,000.
-	room:    10_000,
-	inspect: inspectMySQL,
-	errors:  mysqlErrors,
+	room:     10_000,
+	inspect:  inspectMySQL,
+	snapshot: snapshotMySQL,
+	errors:   mysqlErrors,
 }
 
 var mariadbFlavor = flavor{
@@ -48,9 +51,10 @@ var mariadbFlavor = flavor{
 	readOnly:       "tx_read_only",
 	// A session finds a lock in a list: a lock and its release take 1.2 times as long
 	// at 2,000 held as without any, 1.5 times at 5,000, twice at 10,000.
-	room:    2_000,
-	inspect: inspectMariaDB,
-	errors:  mariadbErrors,
+	room:     2_000,
+	inspect:  inspectMariaDB,
+	snapshot: snapshotMariaDB,
+	errors:   mariadbErrors,
 }
 
 // flavorOf tells the servers apart by version() and version_comment: either may

@@ -202,9 +202,9 @@ func withProcesses(ctx context.Context, conn dialect.Querier, holders []dialect.
 
 // process is a line of https://dev.mysql.com/doc/refman/en/show-processlist.html.
 type process struct {
-	id                         int64
-	user, command, state, text string
-	seconds                    int64 // that the session has been in its state
+	id                               int64
+	user, host, command, state, text string
+	seconds                          int64 // that the session has been in its state
 }
 
 func processList(ctx context.Context, conn dialect.Querier) (map[int64]process, error) {
@@ -224,7 +224,7 @@ func processList(ctx context.Context, conn dialect.Querier) (map[int64]process, 
 		var state, text sql.NullString
 		var seconds sql.NullInt64
 		// MariaDB has one column more: Progress.
-		dest := []any{&p.id, &p.user, &ignored, &ignored, &p.command, &seconds, &state, &text}
+		dest := []any{&p.id, &p.user, &p.host, &ignored, &p.command, &seconds, &state, &text}
 		for len(dest) < len(columns) {
 			dest = append(dest, &ignored)
 		}

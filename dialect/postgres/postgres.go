@@ -54,6 +54,7 @@ type DB struct {
 var (
 	_ dialect.DB       = (*DB)(nil)
 	_ dialect.TxLocker = (*DB)(nil)
+	_ dialect.Namer    = (*DB)(nil)
 )
 
 // New makes a database of the pgx pool that the application already has. It

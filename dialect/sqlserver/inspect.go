@@ -44,7 +44,7 @@ func (d *DB) Inspect(ctx context.Context, keys ...dialect.Key) ([]dialect.Holdin
 	err = classify(ctx, err)
 	var e *dialect.Error
 	if errors.As(err, &e) && e.Class == dialect.Denied {
-		e.Hint = "GRANT VIEW SERVER STATE TO the login, on Azure SQL GRANT VIEW DATABASE STATE TO the user"
+		e.Hint = grantView
 	}
 	return nil, err
 }

@@ -45,6 +45,7 @@ var clauses = concat(
 	advisoryClauses,
 	rowlockClauses,
 	deadlockClauses,
+	inspectClauses,
 	migrationsClauses,
 	readmeClauses,
 )

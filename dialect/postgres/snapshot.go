@@ -1,0 +1,235 @@
+package postgres
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/dblock-go/dblock/dialect"
+)
+
+// snapshotQuery reads each view once, at nearly the same moment:
+// https://www.postgresql.org/docs/current/view-pg-locks.html,
+// https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-ACTIVITY-VIEW
+// and, of each waiter, https://www.postgresql.org/docs/current/functions-info.html.
+// Who waits for a row waits for its holder's transaction, and meanwhile holds the
+// row's place in line, which tells which one it is.
+const snapshotQuery = `WITH l AS MATERIALIZED (
+		SELECT * FROM pg_locks
+	), a AS MATERIALIZED (
+		SELECT * FROM pg_stat_activity
+	), t AS MATERIALIZED (
+		SELECT pid, relation, page, tuple FROM l WHERE locktype = 'tuple' AND granted
+	), w AS MATERIALIZED (
+		SELECT l.pid, l.locktype, l.classid, l.objid, l.objsubid, coalesce(l.relation, t.relation) AS relation,
+			coalesce(l.page, t.page) AS page, coalesce(l.tuple, t.tuple) AS tuple, l.transactionid, l.mode,
+			coalesce((to_jsonb(l) ->> 'waitstart')::timestamptz, a.query_start) AS since, pg_blocking_pids(l.pid) AS blockers
+		FROM l JOIN a USING (pid)
+		LEFT JOIN t ON l.locktype = 'transactionid' AND t.pid = l.pid
+		WHERE NOT l.granted AND a.datname = current_database() AND a.application_name IS DISTINCT FROM '` + probeApplication + `'
+	), h AS MATERIALIZED (
+		SELECT coalesce(l.pid, 0) AS pid, l.locktype, l.classid, l.objid, l.objsubid, l.relation, l.mode
+		FROM l LEFT JOIN a USING (pid)
+		WHERE l.granted AND a.application_name IS DISTINCT FROM '` + probeApplication + `' AND (
+			l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+			OR l.locktype = 'relation' AND l.relation IN (SELECT relation FROM w WHERE locktype = 'relation'))
+	)
+	SELECT json_build_object('taken', clock_timestamp(),
+	'held', (SELECT json_agg(json_build_object('session', pid, 'type', locktype, 'class', classid::bigint, 'object', objid::bigint, 'part', objsubid,
+		'table', relation::regclass::text, 'mode', mode)) FROM h),
+	'waiting', (SELECT json_agg(json_build_object('session', pid, 'type', locktype, 'class', classid::bigint, 'object', objid::bigint, 'part', objsubid,
+		'table', relation::regclass::text, 'place', '(' || page || ',' || tuple || ')', 'transaction', transactionid::text, 'mode', mode, 'since', since, 'blockers', blockers)) FROM w),
+	'sessions', (SELECT json_agg(json_build_object('id', pid, 'application', application_name, 'host', coalesce(client_hostname, host(client_addr)), 'user', usename,
+		'state', coalesce(state, backend_type), 'since', backend_start, 'began', xact_start, 'statement', query))
+		FROM a WHERE pid IN (SELECT pid FROM h UNION ALL SELECT pid FROM w UNION ALL SELECT unnest(blockers) FROM w)))`
+
+// hiddenStatement stands for one of another user's.
+const hiddenStatement = "<insufficient privilege>"
+
+var syntax = dialect.Syntax{Strings: `'`, Identifiers: `""`, NestedComments: true, DollarQuotes: true}
+
+// seen is the answer to snapshotQuery.
+type seen struct {
+	Taken    time.Time
+	Held     []seenLock
+	Waiting  []seenLock
+	Sessions []struct {
+		ID                             int64
+		Application, Host, User, State string
+		Since, Began                   *time.Time
+		Statement                      string
+	}
+}
+
+// seenLock is a line of pg_locks.
+type seenLock struct {
+	Session       int64
+	Type          string
+	Class, Object int64
+	Part          int
+	Table, Place  string
+	Transaction   string
+	Mode          string
+	Since         *time.Time
+	Blockers      []int64
+}
+
+// Snapshot reads pg_locks and pg_stat_activity in one statement; a second one asks
+// the lock table, if there is one, for the names of the keys. Row locks are not in
+// pg_locks, so of them only those that somebody waits for are seen. Everybody may
+// see who holds and who waits; what other users do takes pg_read_all_stats.
+func (d *DB) Snapshot(ctx context.Context, r dialect.SnapshotRequest) (*dialect.Snapshot, error) {
+	s, err := obtain(ctx,
+		func(ctx context.Context) (*dialect.Snapshot, error) { return d.snapshot(ctx, r) },
+		func(*dialect.Snapshot) error { return nil })
+	return s, classify(ctx, err)
+}
+
+func (d *DB) snapshot(ctx context.Context, r dialect.SnapshotRequest) (*dialect.Snapshot, error) {
+	var answer []byte
+	if err := d.sql.QueryRowContext(ctx, snapshotQuery).Scan(&answer); err != nil {
+		return nil, err
+	}
+	var all seen
+	if err := json.Unmarshal(answer, &all); err != nil {
+		return nil, fmt.Errorf("reading the server's locks: %w", err)
+	}
+	s := &dialect.Snapshot{Taken: all.Taken}
+	hidden := false
+	since := map[int64]time.Time{}
+	for _, x := range all.Sessions {
+		since[x.ID] = instant(cmp.Or(x.Began, x.Since))
+		if x.Statement == hiddenStatement {
+			hidden, x.State, x.Statement = true, "", ""
+		} else if !r.FullStatements {
+			x.Statement = syntax.Redact(x.Statement)
+		}
+		s.Sessions = append(s.Sessions, dialect.SnapshotSession{ID: x.ID, Application: x.Application, Host: x.Host, User: x.User,
+			State: x.State, Began: instant(x.Began), Statement: x.Statement})
+	}
+	if hidden {
+		s.Gaps = append(s.Gaps, dialect.Gap{What: "what the sessions of other users are and do", Remedy: "GRANT pg_read_all_stats TO this user"})
+	}
+	blocks := map[dialect.SnapshotWait]bool{} // by whom, and what
+	for _, l := range all.Waiting {
+		waiting := l.lock()
+		waiting.Waiting = true
+		s.Locks = append(s.Locks, waiting)
+		slices.Sort(l.Blockers)
+		for _, blocker := range slices.Compact(l.Blockers) {
+			s.Waits = append(s.Waits, dialect.SnapshotWait{Waiter: l.Session, Blocker: blocker, Target: waiting.Target})
+			blocks[dialect.SnapshotWait{Blocker: blocker, Target: waiting.Target}] = true
+		}
+	}
+	for _, l := range all.Held {
+		held := l.lock()
+		held.Since = since[held.Session]
+		if held.Kind == dialect.KindAdvisory || blocks[dialect.SnapshotWait{Blocker: held.Session, Target: held.Target}] {
+			s.Locks = append(s.Locks, held)
+		}
+	}
+	s.AddHolders()
+	s.Mentioned()
+	for i, x := range s.Sessions {
+		if x.ID == 0 {
+			s.Sessions[i].State = "prepared transaction"
+		}
+	}
+	return s, d.nameKeys(ctx, s, r.Table)
+}
+
+func instant(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return *t
+}
+
+func (l seenLock) lock() dialect.SnapshotLock {
+	held := dialect.SnapshotLock{Session: l.Session, Mode: l.Mode, Since: instant(l.Since)}
+	switch {
+	case l.Type == "advisory":
+		held.Kind, held.Key, held.Mode = dialect.KindAdvisory, l.key(), dialect.Exclusive.String()
+		if l.Mode == "ShareLock" {
+			held.Mode = dialect.Shared.String()
+		}
+	case l.Place != "":
+		held.Kind, held.Table, held.Row = dialect.KindRow, l.Table, l.Place
+	case l.Type == "relation":
+		held.Kind, held.Table = dialect.KindTable, l.Table
+	case l.Type == "transactionid":
+		held.Kind, held.Key = dialect.KindTransaction, l.Transaction
+	default:
+		held.Kind, held.Key, held.Table = dialect.KindOther, l.Type, l.Table
+	}
+	return held
+}
+
+// key is that of one bigint, or a pair of other software's.
+func (l seenLock) key() string {
+	if l.Part == 1 {
+		return strconv.FormatInt(l.Class<<32|l.Object, 10)
+	}
+	return fmt.Sprintf("(%d,%d)", int32(l.Class), int32(l.Object))
+}
+
+// WriteNames commits by itself.
+func (d *DB) WriteNames(ctx context.Context, t dialect.Table, rows []dialect.Key) error {
+	_, err := d.sql.ExecContext(ctx, "INSERT INTO "+tableName(t)+" (id, name) SELECT DISTINCT ON (id) id, name FROM unnest($1::bigint[], $2::text[]) AS n(id, name)"+
+		" ORDER BY id ON CONFLICT DO NOTHING", intArray(rows), nameArray(rows))
+	return classify(ctx, err)
+}
+
+// nameKeys asks the lock table for the names of ids, be they of its own rows or of
+// advisory locks, and of the rows that are waited for.
+func (d *DB) nameKeys(ctx context.Context, s *dialect.Snapshot, table dialect.Table) (err error) {
+	var ids []dialect.Key
+	var places []string
+	for _, l := range s.Locks {
+		switch id, failure := strconv.ParseInt(l.Key, 10, 64); {
+		case l.Kind == dialect.KindAdvisory && failure == nil:
+			ids = append(ids, dialect.Key{ID: id})
+		case l.Kind == dialect.KindRow:
+			places = append(places, l.Row)
+		}
+	}
+	if ids == nil && places == nil {
+		return nil
+	}
+	// A key whose lock is fenced has a row apart.
+	apart := dialect.FenceRows(ids)
+	rows, err := d.sql.QueryContext(ctx, "SELECT id, name, tableoid::regclass::text, ctid::text FROM "+tableName(table)+
+		" WHERE id = ANY($1::bigint[]) OR ctid = ANY($2::tid[])", intArray(append(apart, ids...)), textArray(places))
+	switch {
+	case dialect.ClassOf(explain(err)) == dialect.Setup:
+		return nil
+	case dialect.ClassOf(explain(err)) == dialect.Denied:
+		s.Gaps = append(s.Gaps, dialect.Gap{What: "the names of keys", Remedy: "GRANT SELECT ON " + tableName(table) + " TO this user"})
+		return nil
+	case err != nil:
+		return err
+	}
+	defer func() { err = join(err, rows.Close()) }()
+	names := map[dialect.Target]string{}
+	for rows.Next() {
+		var id int64
+		var name, table, place string
+		if err := rows.Scan(&id, &name, &table, &place); err != nil {
+			return err
+		}
+		names[dialect.Target{Kind: dialect.KindAdvisory, Key: strconv.FormatInt(id, 10)}] = name
+		names[dialect.Target{Kind: dialect.KindRow, Table: table, Row: place}] = name
+	}
+	for i, id := range ids {
+		key := dialect.Target{Kind: dialect.KindAdvisory, Key: strconv.FormatInt(id.ID, 10)}
+		if names[key] == "" {
+			names[key] = names[dialect.Target{Kind: dialect.KindAdvisory, Key: strconv.FormatInt(apart[i].ID, 10)}]
+		}
+	}
+	s.Name(func(t dialect.Target) string { return names[t] })
+	return rows.Err()
+}

@@ -1,0 +1,92 @@
+package dialect_test
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/dblock-go/dblock/dialect"
+)
+
+var (
+	ofPostgres  = dialect.Syntax{Strings: `'`, Identifiers: `""`, NestedComments: true, DollarQuotes: true}
+	ofMySQL     = dialect.Syntax{Strings: `'"`, Identifiers: "``", HashComments: true, DollarQuotes: true}
+	ofSQLServer = dialect.Syntax{Strings: `'"`, Identifiers: "[]", NestedComments: true}
+)
+
+func TestRedact(t *testing.T) {
+	for _, test := range []struct {
+		syntax          dialect.Syntax
+		statement, want string
+	}{
+		{ofPostgres, `SELECT *
+			FROM  accounts WHERE id = 42 AND name = 'o''hara' AND x = $1`, `SELECT * FROM accounts WHERE id = ? AND name = ? AND x = $1`},
+		{ofPostgres, `ALTER ROLE app PASSWORD 'hunter2'`, `ALTER ROLE app PASSWORD ?`},
+		{ofPostgres, `SELECT "it's", t1.c2, 1.5e10, .5, 0xff`, `SELECT "it's", t1.c2, ?, ?, ?`},
+		{ofPostgres, `SELECT E'a\' secret' || 'x'`, `SELECT E?…`},
+		{ofPostgres, `DO $body$ secret $$ 'x' $body$ END`, `DO ? END`},
+		{ofPostgres, `SELECT $$se'cret$$, a`, `SELECT ?, a`},
+		{ofPostgres, `SELECT 1 -- don't
+			, 'secret'`, `SELECT ? , ?`},
+		{ofPostgres, `SELECT /* it's /* nested */ here */ 'secret'`, `SELECT ?`},
+		{ofPostgres, `SELECT a # 'secret'`, `SELECT a # ?`},
+		{ofPostgres, "SELECT 1 -- c\r'secret\n'", `SELECT ? …`},
+		{ofPostgres, `SELECT 'cut off`, `SELECT ?`},
+		{ofMySQL, `SELECT "double", 'single' # don't
+			, 'secret'`, `SELECT ?, ? , ?`},
+		{ofMySQL, "SELECT `it's`, 5--'3', x'AB' -- don't", "SELECT `it's`, ?--?, x?"},
+		{ofMySQL, `SELECT /* /* */ 'secret' /*! 'hint' */`, `SELECT ?`},
+		{ofMySQL, `UPDATE t SET a = 'x\'secret', b = 'y'`, `UPDATE t SET a = ?…`},
+		{ofSQLServer, `SELECT [it]]'s], N'secret' FROM #temp WHERE price = $100`, `SELECT [it]]'s], N? FROM #temp WHERE price = $?`},
+		{ofSQLServer, `EXEC p @p1 = 'secret', @2 = 5`, `EXEC p @p1 = ?, @2 = ?`},
+		{ofPostgres, ``, ``},
+		{ofPostgres, "SELECT \xff", `SELECT ?`},
+	} {
+		if got := test.syntax.Redact(test.statement); got != test.want {
+			t.Errorf("%q gave\n     %q\nwant %q", test.statement, got, test.want)
+		}
+	}
+}
+
+func TestRedactShortens(t *testing.T) {
+	got := ofPostgres.Redact("SELECT " + strings.Repeat("ä", 1000))
+	if n := utf8.RuneCountInString(got); n != 201 || !strings.HasSuffix(got, "ä…") {
+		t.Errorf("%d characters: %q", n, got)
+	}
+}
+
+// Whatever else is in a literal, in a comment or in an identifier, a secret behind
+// it is not shown.
+func FuzzRedact(f *testing.F) {
+	f.Add("it's")
+	f.Add(`\`)
+	f.Add("$$")
+	f.Add("\r--")
+	f.Add("/* #")
+	f.Fuzz(func(t *testing.T, text string) {
+		const secret = "hunter2"
+		if strings.Contains(text, "*") || strings.Contains(text, "hunter") {
+			return // it would end or nest the comment
+		}
+		line, _, _ := strings.Cut(text, "\n")
+		for _, s := range []dialect.Syntax{ofPostgres, ofMySQL, ofSQLServer} {
+			quoted := strings.ReplaceAll(text, "'", "''")
+			name := s.Identifiers[:1] + strings.ReplaceAll(text, s.Identifiers[1:], s.Identifiers[1:]+s.Identifiers[1:]) + s.Identifiers[1:]
+			for _, statement := range []string{
+				"SELECT '" + quoted + secret + "'",
+				"SELECT '" + quoted + "', '" + secret + "'",
+				"SELECT /*" + text + "*/ '" + secret + "'",
+				"SELECT -- " + line + "\n'" + secret + "'",
+				"SELECT " + name + ", '" + secret + "'",
+			} {
+				got := s.Redact(statement)
+				if strings.Contains(got, secret) {
+					t.Errorf("%q gave %q", statement, got)
+				}
+				if !utf8.ValidString(got) || utf8.RuneCountInString(got) > 202 || !strings.HasPrefix(got, "SELECT") {
+					t.Errorf("%q gave %q", statement, got)
+				}
+			}
+		}
+	})
+}
