@@ -6,8 +6,8 @@
 //
 //   - advisory: locks tied to a session (pg_advisory_lock, GET_LOCK,
 //     sp_getapplock) or to a transaction,
-//   - rowlock: rows of a lock table, SELECT … FOR UPDATE, tied to the caller's
-//     transaction,
+//   - rowlock: rows of a lock table or of the application's own, SELECT … FOR
+//     UPDATE, tied to the caller's transaction,
 //   - deadlock: the order in which several keys are locked, a checker that finds
 //     contradicting ones, the retry of transactions that the server chose as
 //     victims, and who waits for whom,

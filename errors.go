@@ -29,6 +29,8 @@ const (
 	// ErrNotHeld: the server says that what should be released was not held any
 	// more, so the work ran without its lock.
 	ErrNotHeld = dialect.NotHeld
+	// ErrNotFound: a row that should be locked does not exist; the text names its key.
+	ErrNotFound = dialect.NotFound
 	// ErrInvalidKey: a key is empty, or there are none or more than MaxKeys.
 	ErrInvalidKey = dialect.InvalidKey
 	// ErrInvalidOption: an option has a value that cannot be meant.

@@ -35,6 +35,7 @@ var scenarios = []struct {
 	{"hot", hot},
 	{"several", several},
 	{"many", many},
+	{"rows", rows},
 	{"inspect", inspect},
 	{"allocations", allocations},
 }

@@ -125,6 +125,13 @@ type DB interface {
 	// BeginRows is Begin followed by LockRows, which waits, in one round trip where
 	// the driver can. After an error nothing is left of the transaction.
 	BeginRows(ctx context.Context, o *sql.TxOptions, t Table, keys []Key) (OwnedTx, error)
+	// LockUserRows locks rows of an application's table in the transaction, in one
+	// order for all callers. A class NotFound names the keys that have no row.
+	LockUserRows(ctx context.Context, tx Tx, r UserRows) error
+	// ClaimUserRows locks rows that nobody has locked and returns their keys, in the
+	// order of the claim: integers as an int64 (or a uint64 that needs to be one),
+	// bytes as a []byte, all else as the server's text. It does not wait.
+	ClaimUserRows(ctx context.Context, tx Tx, c UserClaim) ([][]any, error)
 
 	// Migrations are the steps that create a lock table, oldest first.
 	Migrations(t Table) []Migration

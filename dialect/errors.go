@@ -18,6 +18,7 @@ const (
 	Serialization Class = "could not serialize access"
 	Lost          Class = "session lost"
 	NotHeld       Class = "not held"
+	NotFound      Class = "no such row"
 	InvalidKey    Class = "invalid key"
 	InvalidOption Class = "invalid option"
 	Unsupported   Class = "not supported by this database"

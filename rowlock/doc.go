@@ -35,6 +35,24 @@
 // when the server chose the transaction as the victim of a deadlock or could not
 // serialize it.
 //
+// # Rows of the application's own
+//
+//	accounts := rowlock.NewRows(db, rowlock.RowsOptions{Table: "account", Key: []string{"id"}})
+//	err := accounts.Lock(ctx, tx, rowlock.PK(from), rowlock.PK(to))
+//
+// [Rows] locks rows of any table by their primary key, of one column or several, and
+// needs no lock table. [Rows.Lock] waits, [Rows.TryLock] does not,
+// [Rows.LockWithin] waits for some time; a row that does not exist is
+// [dblock.ErrNotFound], with its key in the text. Rows of one call are locked in the
+// order and by the equality that the database has for the key's columns, so that
+// such calls cannot deadlock each other, however their values are written.
+//
+//	jobs := rowlock.NewRows(db, rowlock.RowsOptions{Table: "job", Key: []string{"id"}})
+//	claimed, err := jobs.Claim(ctx, tx, rowlock.ClaimOptions{Limit: 100, Where: "state = 'new'"})
+//
+// [Rows.Claim] takes rows that nobody has locked, for workers that share a table of
+// work.
+//
 // # What works where
 //
 //	                                PostgreSQL    MySQL, MariaDB    SQL Server
@@ -44,6 +62,12 @@
 //	after ctx ended during Lock     roll back     roll back         roll back
 //	shared keys                     no            no                no
 //	behind a transaction pooler     AllowUnsafe   yes               yes
+//	Rows: Lock, TryLock, LockWithin yes           yes               yes
+//	ForNoKeyUpdate                  yes           as ForUpdate      as ForUpdate
+//	ForShare                        yes           yes               yes
+//	after LockWithin timed out      goes on       goes on           goes on, not under XACT_ABORT
+//	Claim                           yes           yes               not under SERIALIZABLE, SNAPSHOT
+//	of rows that are missing        no trace      see below         their places stay locked
 //
 // PostgreSQL behind such a pooler is opened with Options.AllowUnsafe, for the sake
 // of advisory locks.
@@ -59,6 +83,11 @@
 // first time on a second connection of the pool, so that first users cannot
 // deadlock. Where the pool has none left, a call with a new key can be refused
 // with [dblock.ErrCapacity].
+//
+// Under REPEATABLE READ and SERIALIZABLE, InnoDB locks the gap in which a missing row
+// would be: others wait to insert there. After a deadlock, which leaves nothing of
+// the transaction, MySQL would let an *sql.Tx lock rows for no longer than the
+// statement; MariaDB and PostgreSQL refuse it. So do not go on after a deadlock.
 //
 // # What the transaction sees
 //

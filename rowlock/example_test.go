@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/rowlock"
@@ -87,4 +88,58 @@ func ExampleInTx() {
 	if err != nil {
 		fmt.Println(err)
 	}
+}
+
+// Two rows of the application's own table are locked in one order for all, and a
+// missing one is told by its key.
+func ExampleRows_Lock() {
+	accounts := rowlock.NewRows(db, rowlock.RowsOptions{Table: "account", Key: []string{"id"}})
+	transfer := func(tx *sql.Tx, from, to int64) error {
+		err := accounts.Lock(ctx, tx, rowlock.PK(from), rowlock.PK(to))
+		if errors.Is(err, dblock.ErrNotFound) {
+			return fmt.Errorf("one of you has no account: %w", err)
+		}
+		if err != nil {
+			return err
+		}
+		// … read both balances, write both …
+		return nil
+	}
+	_ = transfer
+}
+
+// Each of many workers gets jobs of its own; those of a worker that dies are free
+// again.
+func ExampleRows_Claim() {
+	jobs := rowlock.NewRows(db, rowlock.RowsOptions{Table: "job", Key: []string{"id"}})
+	work := func(do func(id int64) error) error {
+		tx, err := pool.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		claimed, err := jobs.Claim(ctx, tx, rowlock.ClaimOptions{
+			Limit:   100,
+			Where:   "state = 'new' AND due <= $1", // on MySQL and MariaDB ?
+			Args:    []any{time.Now()},
+			OrderBy: []rowlock.Order{{Column: "due"}},
+		})
+		if err != nil {
+			return err
+		}
+		for _, key := range claimed {
+			var id int64
+			if err := key.Scan(&id); err != nil {
+				return err
+			}
+			if err := do(id); err != nil {
+				return err
+			}
+			if _, err := tx.ExecContext(ctx, `UPDATE job SET state = 'done' WHERE id = $1`, id); err != nil {
+				return err
+			}
+		}
+		return tx.Commit()
+	}
+	_ = work
 }

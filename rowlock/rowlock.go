@@ -113,7 +113,7 @@ func (l *Locker) callers(ctx context.Context, op string, tx dblock.Tx, keys []db
 	}
 	fences, err := l.lock(ctx, tx, keys, r)
 	if err != nil {
-		return nil, l.failed(op, keys, l.withRemains(err))
+		return nil, l.failed(op, keys, withRemains(l.db, err))
 	}
 	return fences, nil
 }
@@ -161,14 +161,16 @@ func checkTx(tx dblock.Tx) error {
 }
 
 // withRemains tells the caller, whose transaction it is, what is left of it.
-func (l *Locker) withRemains(err error) error {
+func withRemains(db dblock.DB, err error) error {
 	switch dialect.ClassOf(err) {
-	case dblock.ErrInvalidKey, dblock.ErrUnsupported:
-		return err // found out before the transaction was touched
+	case dblock.ErrInvalidKey, dblock.ErrInvalidOption, dblock.ErrUnsupported:
+		if dialect.ClassOf(err) != dblock.ErrInvalidKey || deadlock.Remains(db, err) != dialect.RemainsAborted {
+			return err // found out before the transaction was touched
+		}
 	case dblock.ErrClosed:
 		return fmt.Errorf("%w; the transaction has ended: lock before that", err)
 	}
-	switch deadlock.Remains(l.db, err) {
+	switch deadlock.Remains(db, err) {
 	case dialect.RemainsUsable:
 		return fmt.Errorf("%w; the transaction goes on without these keys", err)
 	case dialect.RemainsAborted:

@@ -35,6 +35,8 @@ const (
 	errNotPreparable        = 1295
 	errNoSuchSavepoint      = 1305
 	errInTransaction        = 1568
+	errStatementTimeout     = 1969
+	errQueryTimeout         = 3024
 	errLockNowait           = 3572
 )
 
@@ -42,13 +44,13 @@ const (
 // with #error_ and the symbol in lower case for one of them, and
 // https://mariadb.com/docs/server/reference/error-codes/mariadb-error-code-reference.
 var commonErrors = map[uint16]meaning{
-	errLockWaitTimeout: {dialect.Timeout, dialect.RemainsUsable, ""},                                       // ER_LOCK_WAIT_TIMEOUT; on MariaDB NOWAIT too. See also DB.meaning
-	errDeadlock:        {dialect.Deadlock, dialect.RemainsNothing, ""},                                     // ER_LOCK_DEADLOCK; on MariaDB of GET_LOCK too, which rolls nothing back
-	3058:               {dialect.Deadlock, dialect.RemainsUsable, ""},                                      // ER_USER_LOCK_DEADLOCK: of GET_LOCK
-	errLockNowait:      {dialect.NotAcquired, dialect.RemainsUsable, ""},                                   // ER_LOCK_NOWAIT
-	1317:               {dialect.Canceled, dialect.RemainsUsable, ""},                                      // ER_QUERY_INTERRUPTED: KILL QUERY
-	3024:               {dialect.Timeout, dialect.RemainsUsable, "max_execution_time ended the statement"}, // ER_QUERY_TIMEOUT
-	1969:               {dialect.Timeout, dialect.RemainsUsable, "max_statement_time ended the statement"}, // ER_STATEMENT_TIMEOUT
+	errLockWaitTimeout:  {dialect.Timeout, dialect.RemainsUsable, ""},                                       // ER_LOCK_WAIT_TIMEOUT; on MariaDB NOWAIT too. See also DB.meaning
+	errDeadlock:         {dialect.Deadlock, dialect.RemainsNothing, ""},                                     // ER_LOCK_DEADLOCK; on MariaDB of GET_LOCK too, which rolls nothing back
+	3058:                {dialect.Deadlock, dialect.RemainsUsable, ""},                                      // ER_USER_LOCK_DEADLOCK: of GET_LOCK
+	errLockNowait:       {dialect.NotAcquired, dialect.RemainsUsable, ""},                                   // ER_LOCK_NOWAIT
+	1317:                {dialect.Canceled, dialect.RemainsUsable, ""},                                      // ER_QUERY_INTERRUPTED: KILL QUERY
+	errQueryTimeout:     {dialect.Timeout, dialect.RemainsUsable, "max_execution_time ended the statement"}, // ER_QUERY_TIMEOUT
+	errStatementTimeout: {dialect.Timeout, dialect.RemainsUsable, "max_statement_time ended the statement"}, // ER_STATEMENT_TIMEOUT
 
 	errNoSuchTable:   {dialect.Setup, dialect.RemainsUsable, "if it is dblock's, run `dblock setup` or migrations.Setup"},                              // ER_NO_SUCH_TABLE
 	errUnknownColumn: {dialect.Setup, dialect.RemainsUsable, "if the table is dblock's, it has another shape: run `dblock setup` or migrations.Setup"}, // ER_BAD_FIELD_ERROR

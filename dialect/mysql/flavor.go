@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/dblock-go/dblock/dialect"
 )
@@ -21,6 +22,13 @@ type flavor struct {
 	statementLimit string
 	// readOnly is the setting that transactions are read-only.
 	readOnly string
+	// inTransaction is an expression that is 0 where there is no transaction, as far as
+	// the server tells: https://mariadb.com/docs/server/ha-and-performance/optimization-and-tuning/system-variables/server-system-variables#in_transaction
+	inTransaction string
+	// forShare locks a row in shared mode.
+	forShare string
+	// limited is a SELECT that the server ends after some time.
+	limited func(query string, limit time.Duration) string
 	// room is how many advisory locks a session may hold.
 	room int
 	// inspect lists the advisory locks of the given keys, or all.
@@ -36,6 +44,9 @@ var mysqlFlavor = flavor{
 	oldest:         []int{5, 7, 8},
 	statementLimit: "max_execution_time", // https://dev.mysql.com/doc/refman/en/server-system-variables.html#sysvar_max_execution_time
 	readOnly:       "transaction_read_only",
+	inTransaction:  "1",
+	forShare:       "FOR SHARE",
+	limited:        limitedByHint,
 	// A session finds a lock in a hash table: at 100,000 held it is as fast as
 	// without any. But ending a session takes 0.1 s at 10,000 and 4 s at 100,000.
 	room:     10_000,
@@ -49,6 +60,9 @@ var mariadbFlavor = flavor{
 	oldest:         []int{10, 1, 1},
 	statementLimit: "max_statement_time", // https://mariadb.com/docs/server/ha-and-performance/optimization-and-tuning/query-optimizations/aborting-statements
 	readOnly:       "tx_read_only",
+	inTransaction:  "@@in_transaction",
+	forShare:       "LOCK IN SHARE MODE", // https://mariadb.com/docs/server/reference/sql-statements/data-manipulation/selecting-data/lock-in-share-mode
+	limited:        limitedBySet,
 	// A session finds a lock in a list: a lock and its release take 1.2 times as long
 	// at 2,000 held as without any, 1.5 times at 5,000, twice at 10,000.
 	room:     2_000,

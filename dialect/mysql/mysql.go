@@ -58,6 +58,8 @@ type DB struct {
 	rows     knownRows
 	// rollbackOnTimeout: the server was started with innodb_rollback_on_timeout.
 	rollbackOnTimeout bool
+
+	userTables userTables
 }
 
 var _ dialect.DB = (*DB)(nil)

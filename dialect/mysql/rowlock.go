@@ -104,7 +104,7 @@ func selectRow(table string, key dialect.Key) string {
 	return fmt.Sprintf("SELECT id FROM %s WHERE id = %d FOR UPDATE", table, key.ID)
 }
 
-// lockRow waits only after it knows whom to kill when the wait is abandoned.
+// lockRow waits for the row if it is not free.
 //
 // SKIP LOCKED would do instead of NOWAIT, but under REPEATABLE READ it goes on to
 // lock the gap behind the row. On MariaDB the error of NOWAIT is that of a timeout,
@@ -120,16 +120,9 @@ func (db *DB) lockRow(ctx context.Context, q dialect.Querier, table string, key 
 			return err
 		}
 	}
-	waiter, err := threadOf(ctx, q)
-	if err != nil {
-		return err
-	}
-	query = unique(q, query)
-	err = db.lockFound(ctx, q, query, table, key)
-	if err != nil && ctx.Err() != nil && !answered(err) {
-		db.killIn(waiter, query)
-	}
-	return err
+	return db.waitForRow(ctx, q, query, 0, func(query string) error {
+		return db.lockFound(ctx, q, query, table, key)
+	})
 }
 
 // unique marks a statement, so that it can be told from the next one of its kind

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/dblock-go/dblock/dialect"
 )
@@ -310,15 +309,7 @@ func (d *DB) AcquireTx(ctx context.Context, tx dialect.Tx, r dialect.TxRequest) 
 	if r.Wait <= 0 {
 		return guarded(ctx, t, lock)
 	}
-	began := time.Now()
-	// lock_timeout would begin anew with each key.
-	err = limitedTo(ctx, t, "statement_timeout", r.Wait, lock)
-	if sqlState(err) == "57014" && ctx.Err() == nil && time.Since(began) >= r.Wait {
-		return changed(err, func(e *dialect.Error) {
-			e.Class, e.Err = dialect.Timeout, fmt.Errorf("wait limit of %v: %w", r.Wait, e.Err)
-		})
-	}
-	return err
+	return waitAtMost(ctx, t, r.Wait, lock)
 }
 
 // BeginLocked begins with the statement that takes the keys, in one round trip

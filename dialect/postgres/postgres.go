@@ -49,6 +49,8 @@ type DB struct {
 	pooler  bool                                           // a pooler in session mode is in between
 	unsafe  bool                                           // Options.AllowUnsafe
 	closers []func() error                                 // Close
+
+	userTables userTables
 }
 
 var (

@@ -7,6 +7,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,7 +27,7 @@ func Tx(tx pgx.Tx) dialect.Tx {
 	return pgxTx{tx}
 }
 
-// statement is one with parameters, $1 to $9, that are numbers and strings.
+// statement is one with parameters that are numbers and strings.
 type statement struct {
 	query string
 	args  []any
@@ -35,7 +36,7 @@ type statement struct {
 // text has the parameters written out.
 func (s statement) text() string {
 	var pairs []string
-	for i, arg := range s.args {
+	for i, arg := range slices.Backward(s.args) { // $10 is looked for before $1
 		value := fmt.Sprintf("(%v)", arg)
 		if text, ok := arg.(string); ok {
 			value = literal(text)
@@ -58,6 +59,11 @@ type transaction interface {
 	// inSavepoint runs a statement in a savepoint, which it releases, in one message.
 	inSavepoint(ctx context.Context, s statement) error
 	ints(ctx context.Context, query string, args ...any) ([]int64, error)
+	// read calls a function for each row.
+	read(ctx context.Context, row func(scan func(...any) error) error, query string, args ...any) error
+	// open returns an error where there is no transaction, which it asks the server
+	// only if it must.
+	open(ctx context.Context) error
 }
 
 // transactionOf prepares a call with the caller's transaction. Where ctx has
@@ -119,6 +125,19 @@ func limitedTo(ctx context.Context, t transaction, setting string, limit time.Du
 		return rollBack(ctx, t, err)
 	}
 	return nil
+}
+
+// waitAtMost is guarded with a bound on the whole statement, since lock_timeout
+// would begin anew with each lock.
+func waitAtMost(ctx context.Context, t transaction, wait time.Duration, s statement) error {
+	began := time.Now()
+	err := limitedTo(ctx, t, "statement_timeout", wait, s)
+	if sqlState(err) == "57014" && ctx.Err() == nil && time.Since(began) >= wait {
+		return changed(err, func(e *dialect.Error) {
+			e.Class, e.Err = dialect.Timeout, fmt.Errorf("wait limit of %v: %w", wait, e.Err)
+		})
+	}
+	return err
 }
 
 // unguarded is the error of a call that never made its savepoint, nil if it may
@@ -202,12 +221,30 @@ func (t pgxTx) free(ctx context.Context, s statement) (rows int64, asked bool, e
 		}
 		return 0, true, err
 	}
-	const idle = 'I'
-	if c.PgConn().TxStatus() == idle {
-		m, _ := meaningOf(noTransaction)
-		return 0, true, &dialect.Error{Class: m.class, Code: noTransaction, Hint: m.hint}
+	if idle(c) {
+		return 0, true, notBegun()
 	}
 	return tag.RowsAffected(), true, nil
+}
+
+func idle(c *pgx.Conn) bool { return c.PgConn().TxStatus() == 'I' }
+
+func notBegun() error {
+	m, _ := meaningOf(noTransaction)
+	return &dialect.Error{Class: m.class, Code: noTransaction, Hint: m.hint}
+}
+
+func (t pgxTx) open(ctx context.Context) error {
+	if c := t.tx.Conn(); c == nil || idle(c) { // pgx knows one that has ended
+		return asked(ctx, t)
+	}
+	return nil
+}
+
+// asked has the server say whether there is a transaction.
+func asked(ctx context.Context, t transaction) error {
+	_, err := t.exec(ctx, inTurn(savepoint, release))
+	return cmp.Or(unguarded(ctx, err), classify(ctx, err))
 }
 
 func (t pgxTx) exec(ctx context.Context, statements string) (int64, error) {
@@ -229,6 +266,20 @@ func (t pgxTx) ints(ctx context.Context, query string, args ...any) ([]int64, er
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowTo[int64])
+}
+
+func (t pgxTx) read(ctx context.Context, row func(scan func(...any) error) error, query string, args ...any) error {
+	rows, err := t.tx.Query(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := row(rows.Scan); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
 }
 
 type sqlTx struct{ dialect.Querier }
@@ -260,6 +311,28 @@ func (t sqlTx) ints(ctx context.Context, query string, args ...any) (ints []int6
 		ints = append(ints, n)
 	}
 	return ints, rows.Err()
+}
+
+func (t sqlTx) open(ctx context.Context) error {
+	switch t.Querier.(type) {
+	case *sql.Tx, ownedSQLTx:
+		return nil
+	}
+	return asked(ctx, t)
+}
+
+func (t sqlTx) read(ctx context.Context, row func(scan func(...any) error) error, query string, args ...any) (err error) {
+	rows, err := t.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = join(err, rows.Close()) }()
+	for rows.Next() {
+		if err := row(rows.Scan); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
 }
 
 // Begin starts a transaction; its Native is a pgx.Tx over a pgx pool, else an

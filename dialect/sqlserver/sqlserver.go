@@ -48,6 +48,8 @@ type DB struct {
 	db   *sql.DB
 	pool *pinned.Pool
 	own  bool // db was opened here
+
+	userTables userTables
 }
 
 var (

@@ -44,6 +44,7 @@ type clause struct {
 var clauses = concat(
 	advisoryClauses,
 	rowlockClauses,
+	userRowsClauses,
 	deadlockClauses,
 	inspectClauses,
 	migrationsClauses,
