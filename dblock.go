@@ -134,7 +134,7 @@ func (k Key) Parts() []string {
 	if k.raw {
 		return nil
 	}
-	return decode(k.encoded)
+	return slices.Collect(parts(k.encoded))
 }
 
 // label is String, shortened so that texts stay readable.

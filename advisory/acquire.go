@@ -29,8 +29,8 @@ type call struct {
 
 func (c *call) several() bool { return len(c.locked) > 1 }
 
-func (c *call) request(numbers int) dialect.Request {
-	return dialect.Request{Keys: c.locked, Try: c.try, Fence: c.locker.options.table(), Numbers: numbers}
+func (c *call) request() dialect.Request {
+	return dialect.Request{Keys: c.locked, Try: c.try, Fence: c.locker.options.table()}
 }
 
 // waitContext ends with the call's context, with the wait limit, and with the locker.
@@ -132,7 +132,7 @@ func addNames(locked []dialect.Key, keys []dblock.Key) {
 
 // acquireAlone takes the keys on a session that holds nothing else.
 func (l *Locker) acquireAlone(c *call, draw draw) (*Lock, error) {
-	s, tokens, err := l.acquireOwn(c.waitContext(), c.keys, c.request(1), draw)
+	s, tokens, err := l.acquireOwn(c.waitContext(), c.keys, c.request(), draw)
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +193,7 @@ var errRefused = &dialect.Error{Class: dblock.ErrNotAcquired}
 
 // tryOwned tries for keys that the call has within the process.
 func (l *Locker) tryOwned(c *call) (*Lock, error) {
-	s, tokens, err := l.try(c, c.request(1))
+	s, tokens, err := l.try(c, c.request())
 	if err != nil {
 		return nil, err
 	}
@@ -228,7 +228,7 @@ func (l *Locker) acquireSeveral(c *call) (lock *Lock, err error) {
 			return lock, err
 		}
 	}
-	s, tokens, err := l.await(c.waitContext(), c.keys, c.request(1), nil)
+	s, tokens, err := l.await(c.waitContext(), c.keys, c.request(), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -246,7 +246,7 @@ func (s *fakeSession) Acquire(ctx context.Context, r dialect.Request) ([]int64, 
 		}
 		f.holders[k.ID] = s
 		tokens = append(tokens, f.tokens[k.ID]+1)
-		f.tokens[k.ID] += int64(max(r.Numbers, 1))
+		f.tokens[k.ID] += dialect.FenceStride
 	}
 	if f.acquired != nil {
 		if err := f.acquired(s); err != nil {

@@ -204,20 +204,20 @@ type cohort struct {
 }
 
 const (
-	cohortSize = 64
+	cohortSize = dialect.FenceStride // each has a fencing number of one draw
 	cohortTime = 100 * time.Millisecond
 )
 
 // gather makes the cohort of a grant, with the fencing numbers that it drew. The caller
 // has queues.mu.
-func (q *queue) gather(tokens []int64, numbers int) {
+func (q *queue) gather(tokens []int64) {
 	q.cohort = cohort{}
 	if len(q.waiters) == 0 {
 		return
 	}
 	q.cohort = cohort{last: q.arrived, left: cohortSize - 1, until: time.Now().Add(cohortTime)}
 	if len(tokens) > 0 {
-		q.cohort.token, q.cohort.left = tokens[0], numbers-1
+		q.cohort.token = tokens[0]
 	}
 }
 

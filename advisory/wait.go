@@ -14,10 +14,9 @@ import (
 // wait is the one wait in the database for a key, on behalf of all who queue for it
 // in this process.
 type wait struct {
-	key     dialect.Key
-	numbers int // of fencing that it draws: for those who queue when it begins
-	cancel  context.CancelCauseFunc
-	done    chan struct{} // closed when nothing of it is left on the server but a grant that somebody took
+	key    dialect.Key
+	cancel context.CancelCauseFunc
+	done   chan struct{} // closed when nothing of it is left on the server but a grant that somebody took
 }
 
 var errNobodyWaits = errors.New("nobody waits any more")
@@ -28,12 +27,12 @@ var errNobodyWaits = errors.New("nobody waits any more")
 func (l *Locker) startWait(q *queue, first *waiter, holder *session) {
 	k := first.key
 	ctx, cancel := context.WithCancelCause(l.closing)
-	w := &wait{key: k, numbers: min(len(q.waiters), cohortSize), cancel: cancel, done: make(chan struct{})}
+	w := &wait{key: k, cancel: cancel, done: make(chan struct{})}
 	q.wait = w
 	l.calls.Go(func() {
 		defer close(w.done)
 		defer cancel(errNobodyWaits)
-		r := dialect.Request{Keys: []dialect.Key{k}, Fence: l.options.table(), Numbers: w.numbers}
+		r := dialect.Request{Keys: []dialect.Key{k}, Fence: l.options.table()}
 		s, tokens, err := l.await(ctx, first.call.keys, r, holder)
 		if err != nil && ctx.Err() != nil {
 			err = context.Cause(ctx)
@@ -60,7 +59,7 @@ func (l *Locker) conclude(q *queue, w *wait, s *session, tokens []int64, err err
 			q.waiters = q.waiters[1:]
 			q.holders++
 			q.mode = w.key.Mode
-			q.gather(tokens, w.numbers)
+			q.gather(tokens)
 			first.result <- result{lock: lock}
 		} else {
 			err = context.Cause(s.ended)

@@ -164,15 +164,15 @@ func (g *graph) shortest(start int64, component []int64) []int64 {
 	return nil
 }
 
-// edge is from a waiter to its blocker.
-type edge struct{ waiter, blocker int64 }
+// waitEdge is from a waiter to its blocker.
+type waitEdge struct{ waiter, blocker int64 }
 
 // cyclic are the edges of the cycles.
-func (s *Snapshot) cyclic() map[edge]bool {
-	edges := map[edge]bool{}
+func (s *Snapshot) cyclic() map[waitEdge]bool {
+	edges := map[waitEdge]bool{}
 	for _, c := range s.Cycles {
 		for i, waiter := range c {
-			edges[edge{waiter, c[(i+1)%len(c)]}] = true
+			edges[waitEdge{waiter, c[(i+1)%len(c)]}] = true
 		}
 	}
 	return edges

@@ -30,13 +30,13 @@ func Order(db dblock.DB, keys ...dblock.Key) ([]dialect.Key, error) {
 	return order(db, keys, features.Shared, dblock.Key.ResolveID, byID)
 }
 
-// OrderRows is [Order] for the rows of a lock table, which are always locked by
-// the key's id and exclusively.
+// OrderRows is [Order] for the rows of a lock table, which are locked by the key's id
+// and can be shared on every database.
 func OrderRows(db dblock.DB, keys ...dblock.Key) ([]dialect.Key, error) {
 	if dialect.IsNil(db) {
 		return nil, dialect.Invalidf("the database is nil")
 	}
-	return order(db, keys, false, func(k dblock.Key) dialect.Key { return k.Resolve("") }, byID)
+	return order(db, keys, true, func(k dblock.Key) dialect.Key { return k.Resolve("") }, byID)
 }
 
 func byID(a, b dialect.Key) int   { return cmp.Compare(a.ID, b.ID) }

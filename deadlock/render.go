@@ -30,8 +30,8 @@ func (s *Snapshot) box(x Session) []string {
 	return append(lines, few(held, fewKeys)...)
 }
 
-// node is a session's name in a drawing.
-func node(id int64) string {
+// nodeName is a session's name in a drawing.
+func nodeName(id int64) string {
 	return strings.Replace(fmt.Sprintf("s%d", id), "-", "m", 1)
 }
 
@@ -50,15 +50,15 @@ func (s *Snapshot) DOT() string {
 		case roots[x.ID]:
 			style = ", penwidth=3"
 		}
-		fmt.Fprintf(&b, "\t%s [label=%s%s];\n", node(x.ID), quoteDOT(s.box(x)...), style)
+		fmt.Fprintf(&b, "\t%s [label=%s%s];\n", nodeName(x.ID), quoteDOT(s.box(x)...), style)
 	}
 	cyclic := s.cyclic()
 	for _, w := range s.Waits {
 		style := ""
-		if cyclic[edge{w.Waiter, w.Blocker}] {
+		if cyclic[waitEdge{w.Waiter, w.Blocker}] {
 			style = ", color=red"
 		}
-		fmt.Fprintf(&b, "\t%s -> %s [label=%s%s];\n", node(w.Waiter), node(w.Blocker), quoteDOT(label(w.Target)), style)
+		fmt.Fprintf(&b, "\t%s -> %s [label=%s%s];\n", nodeName(w.Waiter), nodeName(w.Blocker), quoteDOT(label(w.Target)), style)
 	}
 	for _, g := range s.Gaps {
 		fmt.Fprintf(&b, "\t// not seen: %s → %s\n", printable(g.What), printable(g.Remedy))
@@ -88,12 +88,12 @@ func (s *Snapshot) Mermaid() string {
 		case roots[x.ID]:
 			class = ":::root"
 		}
-		fmt.Fprintf(&b, "\t%s[%s]%s\n", node(x.ID), quoteMermaid(s.box(x)...), class)
+		fmt.Fprintf(&b, "\t%s[%s]%s\n", nodeName(x.ID), quoteMermaid(s.box(x)...), class)
 	}
 	cyclic := s.cyclic()
 	for i, w := range s.Waits {
-		fmt.Fprintf(&b, "\t%s -->|%s| %s\n", node(w.Waiter), quoteMermaid(label(w.Target)), node(w.Blocker))
-		if cyclic[edge{w.Waiter, w.Blocker}] {
+		fmt.Fprintf(&b, "\t%s -->|%s| %s\n", nodeName(w.Waiter), quoteMermaid(label(w.Target)), nodeName(w.Blocker))
+		if cyclic[waitEdge{w.Waiter, w.Blocker}] {
 			fmt.Fprintf(&b, "\tlinkStyle %d stroke:red\n", i)
 		}
 	}

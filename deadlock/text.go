@@ -40,7 +40,7 @@ type text struct {
 	*Snapshot
 	b       strings.Builder
 	waiters map[int64][]Wait // by blocker
-	cyclic  map[edge]bool
+	cyclic  map[waitEdge]bool
 	shown   map[int64]bool // whose waiters are in the text already
 }
 
@@ -70,7 +70,7 @@ func (t *text) branches(id int64, indent string) {
 			branch, below = "└─ ", "   "
 		}
 		mark := ""
-		if t.cyclic[edge{w.Waiter, w.Blocker}] {
+		if t.cyclic[waitEdge{w.Waiter, w.Blocker}] {
 			mark = " (deadlock)"
 		}
 		if t.shown[w.Waiter] {

@@ -66,9 +66,9 @@ type Features struct {
 	DeadlockPriority, DeadlockTimeout bool
 }
 
-// FenceRows are the keys whose rows of a lock table count the grants of advisory
-// locks, in the same order: rows apart from those that package rowlock locks for
-// the same keys, so that a try never waits for a transaction.
+// FenceRows are the keys whose rows of a lock table fencing numbers come from, for
+// advisory locks and row locks alike, in the same order: rows apart from those that
+// package rowlock locks for the same keys, so that a try never waits for a transaction.
 func FenceRows(keys []Key) []Key {
 	const apart = 0x5ca1ab1e0ddba11 // any number does, as long as it never changes
 	rows := slices.Clone(keys)
@@ -122,9 +122,10 @@ type DB interface {
 	// key if the request asks for them. An error of class NotAcquired, Timeout or
 	// Deadlock leaves the transaction as [Error.Remains] says.
 	LockRows(ctx context.Context, tx Tx, r RowRequest) ([]int64, error)
-	// BeginRows is Begin followed by LockRows, which waits, in one round trip where
-	// the driver can. After an error nothing is left of the transaction.
-	BeginRows(ctx context.Context, o *sql.TxOptions, t Table, keys []Key) (OwnedTx, error)
+	// BeginRows is Begin followed by LockRows, in one round trip where the driver can.
+	// After an error nothing is left of the transaction. The request asks for no
+	// fencing numbers.
+	BeginRows(ctx context.Context, o *sql.TxOptions, r RowRequest) (OwnedTx, error)
 	// LockUserRows locks rows of an application's table in the transaction, in one
 	// order for all callers. A class NotFound names the keys that have no row.
 	LockUserRows(ctx context.Context, tx Tx, r UserRows) error
@@ -132,6 +133,13 @@ type DB interface {
 	// order of the claim: integers as an int64 (or a uint64 that needs to be one),
 	// bytes as a []byte, all else as the server's text. It does not wait.
 	ClaimUserRows(ctx context.Context, tx Tx, c UserClaim) ([][]any, error)
+	// Guard refuses a token that a later grant of the key has overtaken, with an
+	// error of class NotHeld ([Overtaken]). Otherwise it keeps every other guarded
+	// transaction of the key out until this one ends.
+	Guard(ctx context.Context, tx Tx, r GuardRequest) error
+	// CleanRows removes the rows of a page that hold no recent fencing number and
+	// that nobody has locked, or makes them ready for a later call to remove.
+	CleanRows(ctx context.Context, r CleanRequest) (Cleaned, error)
 
 	// Migrations are the steps that create a lock table, oldest first.
 	Migrations(t Table) []Migration
@@ -196,7 +204,8 @@ type Session interface {
 	// connection id, session id.
 	ID() int64
 	// Acquire takes all keys of the request in their order, or none. It returns a
-	// fencing number for each key if the request asks for them.
+	// fencing number for each key if the request asks for them, the first of
+	// FenceStride.
 	//
 	// After an error of class NotAcquired nothing of the request is held and the
 	// session is good. After any other error it is unknown what is held: the
@@ -269,17 +278,25 @@ type Request struct {
 	// Fence names the lock table that fencing numbers come from, out of the
 	// FenceRows of the keys; nil: none.
 	Fence *Table
-	// Numbers is how many fencing numbers in a row each key draws, of which Acquire
-	// returns the first; 0 means 1.
-	Numbers int
 }
 
 // RowRequest is one call for several rows of a lock table.
 type RowRequest struct {
 	Table Table
-	Keys  []Key // sorted by ID; Mode Shared is refused
+	Keys  []Key // sorted by ID
 	Try   bool  // do not wait
-	Fence bool  // write and return fencing numbers
+	// Wait bounds the wait of the whole call, so that the transaction survives; zero:
+	// no bound but the context's, whose end may cost the connection.
+	Wait time.Duration
+	// Fence draws fencing numbers out of the FenceRows of the keys once all are locked.
+	// They are committed beside the transaction, so that its rollback does not give
+	// them again.
+	Fence bool
+}
+
+// Shared reports whether a key is to be locked in shared mode.
+func (r RowRequest) Shared() bool {
+	return slices.ContainsFunc(r.Keys, func(k Key) bool { return k.Mode == Shared })
 }
 
 // Tx is what every kind of transaction has in common: *sql.Tx, *sql.Conn and

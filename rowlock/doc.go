@@ -18,8 +18,9 @@
 //	rows := rowlock.New(db)
 //	err := rows.Lock(ctx, tx, dblock.NewKey("account", from), dblock.NewKey("account", to))
 //
-// [Locker.Lock] waits until ctx ends, [Locker.TryLock] does not wait, and
-// [Locker.Fence] also returns fencing numbers. tx is a *sql.Tx, a *sql.Conn on
+// [Locker.Lock] waits until ctx ends, [Locker.LockWithin] for a limited time at most,
+// [Locker.TryLock] does not wait, and [Locker.Fence] also returns fencing numbers. Keys
+// are held exclusively unless they are [dblock.Key.Shared]. tx is a *sql.Tx, a *sql.Conn on
 // which a transaction was begun, a transaction of sqlx or ent, a pgx.Tx by way of
 // postgres.Tx(tx), or, of a *gorm.DB in a transaction, its
 // Statement.ConnPool.(dblock.Tx). Name all keys in one call where possible: they are
@@ -57,10 +58,12 @@
 //
 //	                                PostgreSQL    MySQL, MariaDB    SQL Server
 //	Lock, TryLock, Fence, InTx      yes           yes               yes
+//	shared keys, LockWithin         yes           yes               yes
+//	Guard, Clean                    yes           yes               yes
 //	after TryLock was refused       goes on       goes on           goes on, not under XACT_ABORT
+//	after a limit ended a wait      goes on       goes on           goes on, not under XACT_ABORT
 //	after Lock met a deadlock       goes on       rolled back       rolled back
 //	after ctx ended during Lock     roll back     roll back         roll back
-//	shared keys                     no            no                no
 //	behind a transaction pooler     AllowUnsafe   yes               yes
 //	Rows: Lock, TryLock, LockWithin yes           yes               yes
 //	ForNoKeyUpdate                  yes           as ForUpdate      as ForUpdate
@@ -82,7 +85,16 @@
 // MySQL, MariaDB and SQL Server create the row of a key that is used for the
 // first time on a second connection of the pool, so that first users cannot
 // deadlock. Where the pool has none left, a call with a new key can be refused
-// with [dblock.ErrCapacity].
+// with [dblock.ErrCapacity]. Shared keys are created beside the transaction on
+// PostgreSQL too, and fencing numbers drawn there on every database, so that the first
+// user does not exclude the others and no rollback gives a number again: PostgreSQL
+// through pgx has a connection of its own for that, lib/pq keeps one of the pool.
+//
+// First users of a key do not deadlock, at any isolation level, also if some of them
+// roll back. Under REPEATABLE READ and SERIALIZABLE PostgreSQL lets no transaction lock
+// a row that is newer than its snapshot: [Locker.Lock] in a transaction of the caller's
+// then returns [dblock.ErrSerialization], and the transaction is to be started again.
+// [InTx] does that.
 //
 // Under REPEATABLE READ and SERIALIZABLE, InnoDB locks the gap in which a missing row
 // would be: others wait to insert there. After a deadlock, which leaves nothing of
@@ -101,10 +113,38 @@
 // written with SELECT … FOR UPDATE, which sees the newest state at every level;
 // or use READ COMMITTED, see [Options].Isolation.
 //
+// The pattern that reads nothing stale at any level is [InTx]: it locks with the first
+// statement of the transaction, fn reads and writes afterwards, and what PostgreSQL, or
+// SQL Server under SNAPSHOT, refuses to overwrite starts again. Where many wait for one
+// key at those levels, each start again costs one of Options.Retry's Attempts; READ
+// COMMITTED has none.
+//
 // # Fencing
 //
-// The fencing number of a key grows with every [Locker.Fence] that is committed.
-// Handed on to a resource outside of the database, it lets that resource refuse a
-// writer that has been overtaken: one whose number is below the highest seen.
-// A transaction that only writes to its own database does not need it.
+// The fencing number of a key grows with every grant, to [Locker.Fence] or to an
+// advisory lock with advisory.Options.Fencing: a key has one sequence. The numbers are
+// committed as they are drawn, so that neither a rollback nor a crash gives one twice,
+// and begin at the server's clock in microseconds since 1970, so that they go on
+// growing when the rows, or the table, were deleted, unless the clock was put back
+// meanwhile. They are below 2^53.
+//
+// Handed on to a resource outside of the database, a number lets that resource refuse
+// a writer that has been overtaken: one whose number is below the highest seen. In
+// the database itself, [Locker.Guard] does so inside of the transaction that writes,
+// for the holder of an advisory lock for example:
+//
+//	err = rowlock.InTx(ctx, rows, func(ctx context.Context, tx *sql.Tx) error {
+//		if err := rows.Guard(ctx, tx, key, lock.Token()); err != nil {
+//			return err // dblock.ErrNotHeld: somebody else has the key by now
+//		}
+//		…
+//	}, another)
+//
+// and [Fenced] guards a row of the user's by a column of its own. A transaction that
+// holds its row lock to the end does not need either.
+//
+// # Housekeeping
+//
+// The lock table keeps a row for each key that was ever locked, of about 100 bytes.
+// [Locker.Clean] deletes those that nobody uses, beside everything else that goes on.
 package rowlock

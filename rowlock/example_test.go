@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/advisory"
 	"github.com/dblock-go/dblock/rowlock"
 )
 
@@ -76,6 +77,65 @@ func ExampleLocker_Fence() {
 	if err != nil {
 		fmt.Println(err)
 	}
+}
+
+// A projector writes only as long as nobody has taken over: the check and the write
+// are one transaction.
+func ExampleLocker_Guard() {
+	rows, key := rowlock.New(db), dblock.NewKey("projector", "orders")
+	locks, err := advisory.New(db, &advisory.Options{Fencing: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer locks.Close()
+	advance := func(ctx context.Context, token, position int64) error {
+		tx, err := pool.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if err := rows.Guard(ctx, tx, key, token); err != nil {
+			return err
+		}
+		// … project the events up to position …
+		if _, err := tx.ExecContext(ctx, `UPDATE checkpoints SET position = $1 WHERE projector = 'orders'`, position); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}
+	err = locks.Do(ctx, func(ctx context.Context) error {
+		lock, _ := advisory.FromContext(ctx)
+		return advance(ctx, lock.Token(), 42)
+	}, key)
+	if errors.Is(err, dblock.ErrNotHeld) {
+		fmt.Println("somebody else has taken over")
+	}
+}
+
+// Somebody else's row is refused to who was overtaken, without a table of dblock's.
+func ExampleFenced() {
+	set, where := rowlock.Fenced("fence", 1764500000000000)
+	fmt.Println(`UPDATE checkpoints SET position = $1, ` + set + ` WHERE projector = $2 AND ` + where)
+	// Output: UPDATE checkpoints SET position = $1, fence = 1764500000000000 WHERE projector = $2 AND fence <= 1764500000000000
+}
+
+// Readers exclude a writer and not each other; nobody waits for longer than a second.
+func ExampleLocker_LockWithin() {
+	rows := rowlock.New(db)
+	read := func(tx *sql.Tx) error {
+		return rows.LockWithin(ctx, tx, time.Second, dblock.NewKey("catalogue").Shared())
+	}
+	_ = read
+}
+
+// Once a day is plenty.
+func ExampleLocker_Clean() {
+	deleted, err := rowlock.New(db).Clean(ctx)
+	if err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(deleted, "rows of keys that nobody uses")
 }
 
 // The function may run several times; what it did is committed once or not at all.

@@ -77,12 +77,12 @@ func (db *fakeDB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequ
 	return fences, nil
 }
 
-func (db *fakeDB) BeginRows(ctx context.Context, o *sql.TxOptions, t dialect.Table, keys []dialect.Key) (dialect.OwnedTx, error) {
+func (db *fakeDB) BeginRows(ctx context.Context, o *sql.TxOptions, r dialect.RowRequest) (dialect.OwnedTx, error) {
 	tx, err := db.Begin(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	_, err = db.LockRows(ctx, tx, dialect.RowRequest{Table: t, Keys: keys})
+	_, err = db.LockRows(ctx, tx, r)
 	return dialect.Begun(ctx, tx, err)
 }
 

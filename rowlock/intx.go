@@ -56,7 +56,9 @@ func InTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx
 func attempt[T any](ctx context.Context, l *Locker, fn func(context.Context, T) error, keys []dblock.Key, locked []dialect.Key) error {
 	began := time.Now()
 	hold := l.options.Checker.Begin(ctx, deadlock.Call{Kind: "row", Keys: keys, Order: locked})
-	tx, err := l.begin(ctx, locked)
+	stop := l.announceWait(ctx, keys)
+	tx, err := l.begin(ctx, dialect.RowRequest{Table: l.table(), Keys: locked, Wait: l.options.WaitLimit})
+	stop()
 	if err != nil {
 		return l.failed("lock", keys, l.db.Classify(err))
 	}
@@ -74,15 +76,15 @@ func attempt[T any](ctx context.Context, l *Locker, fn func(context.Context, T) 
 }
 
 // begin begins a transaction that holds the keys.
-func (l *Locker) begin(ctx context.Context, locked []dialect.Key) (dialect.OwnedTx, error) {
+func (l *Locker) begin(ctx context.Context, r dialect.RowRequest) (dialect.OwnedTx, error) {
 	o := &sql.TxOptions{Isolation: l.options.Isolation}
 	if l.options.Deadlock == (deadlock.Settings{}) {
-		return l.db.BeginRows(ctx, o, l.table(), locked)
+		return l.db.BeginRows(ctx, o, r)
 	}
 	tx, err := transaction.Begin(ctx, l.db, o, l.options.Deadlock)
 	if err != nil {
 		return nil, err
 	}
-	_, err = l.db.LockRows(ctx, tx, dialect.RowRequest{Table: l.table(), Keys: locked})
+	_, err = l.db.LockRows(ctx, tx, r)
 	return dialect.Begun(ctx, tx, err)
 }

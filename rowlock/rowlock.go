@@ -22,6 +22,12 @@ type Options struct {
 	// Isolation is the isolation level of the transactions that [InTx] begins; a
 	// level that the database does not have fails there. Default: the database's.
 	Isolation sql.IsolationLevel
+	// WaitLimit bounds every wait for keys, of Lock, Fence and InTx, in addition to its
+	// context, on every database to the millisecond. When it ends a wait the
+	// transaction goes on, as far as the table in the documentation of the package
+	// says, while the end of a context may cost the connection. InTx waits for its
+	// connection besides. Default: no limit.
+	WaitLimit time.Duration
 	// Deadlock makes the transactions that [InTx] begins more or less likely victims of
 	// deadlocks, where the database has that. It costs a round trip or two for each.
 	// Default: the server's.
@@ -33,8 +39,8 @@ type Options struct {
 	// Checker learns in which order keys are locked inside one another, for development and
 	// tests. Default: none, which costs nothing.
 	Checker *deadlock.Checker
-	// Observer hears when keys were acquired, of retries, and of the release at
-	// the end of transactions that [InTx] began.
+	// Observer hears of waits that are not over soon, when keys were acquired, of
+	// retries, and of the release at the end of transactions that [InTx] began.
 	Observer dblock.Observer
 }
 
@@ -61,6 +67,8 @@ func New(db dblock.DB, opts ...*Options) *Locker {
 		l.mistaken = dialect.Invalidf("%d Options: at most one", len(opts))
 	case isolation < sql.LevelDefault || isolation > sql.LevelLinearizable:
 		l.mistaken = dialect.Invalidf("Isolation is %d: use a level of database/sql", isolation)
+	case l.options.WaitLimit < 0:
+		l.mistaken = dialect.Invalidf("WaitLimit is %v: must not be negative; 0 means no limit", l.options.WaitLimit)
 	default:
 		l.mistaken = cmp.Or(l.options.Retry.Validate(), l.options.Deadlock.Check(db))
 	}
@@ -68,31 +76,49 @@ func New(db dblock.DB, opts ...*Options) *Locker {
 }
 
 // Lock locks the keys for the rest of the transaction. It waits for other holders
-// until ctx ends or the server's own limit is reached (innodb_lock_wait_timeout,
-// lock_timeout), and holds all of the keys or returns an error.
+// until ctx ends, or [Options.WaitLimit], or the server's own limit is reached
+// (innodb_lock_wait_timeout, lock_timeout), and holds all of the keys or returns an
+// error. Keys that are [dblock.Key.Shared] are held beside other shared holders; of
+// a key that is named in both modes, the exclusive one counts.
 //
 // Errors: [dblock.ErrTimeout], [dblock.ErrCanceled], [dblock.ErrDeadlock],
 // [dblock.ErrSerialization], [dblock.ErrSetup], [dblock.ErrInvalidKey],
-// [dblock.ErrUnsupported] for a shared key or a tx that is no transaction. The text
-// ends with what is left of the transaction.
+// [dblock.ErrUnsupported] for a tx that is no transaction. The text ends with what is
+// left of the transaction.
 func (l *Locker) Lock(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) error {
-	_, err := l.callers(ctx, "lock", tx, keys, dialect.RowRequest{})
+	_, err := l.callers(ctx, "lock", tx, keys, dialect.RowRequest{Wait: l.options.WaitLimit})
+	return err
+}
+
+// LockWithin is [Locker.Lock] with a limit of its own, more than zero, instead of
+// [Options.WaitLimit]: [dblock.ErrTimeout] if the keys could not be had in that time.
+func (l *Locker) LockWithin(ctx context.Context, tx dblock.Tx, limit time.Duration, keys ...dblock.Key) error {
+	const op = "lock within"
+	if l.mistaken == nil && limit <= 0 {
+		return l.failed(op, keys, dialect.Invalidf("the limit is %v: more than zero, or use TryLock", limit))
+	}
+	_, err := l.callers(ctx, op, tx, keys, dialect.RowRequest{Wait: limit})
 	return err
 }
 
 // TryLock is [Locker.Lock] without waiting: if somebody else holds one of the
-// keys, or is just creating its row, the error is [dblock.ErrNotAcquired] and
-// none is held.
+// keys, or is just creating or cleaning away its row, the error is
+// [dblock.ErrNotAcquired] and none is held.
 func (l *Locker) TryLock(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) error {
 	_, err := l.callers(ctx, "try", tx, keys, dialect.RowRequest{Try: true})
 	return err
 }
 
 // Fence is [Locker.Lock] and returns the fencing number of each key, in the order
-// of the call: a number that grows with every committed Fence of that key. A key
-// given twice gets the same number twice.
+// of the call: a number that grows with every grant of that key, whether to Fence or
+// to an advisory lock. A key given twice gets the same number twice.
+//
+// The numbers are committed beside the transaction, on a second connection, so that
+// neither a rollback nor a crash gives one again. PostgreSQL through pgx has that
+// connection of its own, the others take it from the pool, and return
+// [dblock.ErrCapacity] where the pool has none.
 func (l *Locker) Fence(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) ([]int64, error) {
-	fences, err := l.callers(ctx, "fence", tx, keys, dialect.RowRequest{Fence: true})
+	fences, err := l.callers(ctx, "fence", tx, keys, dialect.RowRequest{Fence: true, Wait: l.options.WaitLimit})
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +154,12 @@ func (l *Locker) lock(ctx context.Context, tx dblock.Tx, keys []dblock.Key, r di
 	r.Keys = ordered
 	start := time.Now()
 	hold := l.options.Checker.Begin(ctx, deadlock.Call{Kind: "row", Keys: keys, Order: ordered, Try: r.Try, Tx: tx})
+	stop := func() {}
+	if !r.Try {
+		stop = l.announceWait(ctx, keys)
+	}
 	numbers, err := l.db.LockRows(ctx, tx, r)
+	stop()
 	if err != nil {
 		return nil, err
 	}
@@ -187,6 +218,27 @@ func (l *Locker) failed(op string, keys []dblock.Key, err error) error {
 		return fmt.Errorf("dblock: %s: %w", op, err)
 	}
 	return dblock.NewError(op, l.db, keys, err)
+}
+
+// waitingAfter is how long a wait may take before the observer is told of it.
+const waitingAfter = 200 * time.Millisecond
+
+// announceWait tells the observer of a wait that is not over soon. The function
+// that it returns ends that.
+func (l *Locker) announceWait(ctx context.Context, keys []dblock.Key) (stop func()) {
+	if l.options.Observer == nil {
+		return func() {}
+	}
+	done := make(chan struct{})
+	timer := time.AfterFunc(waitingAfter, func() {
+		defer close(done)
+		l.observe(ctx, dblock.EventWaiting, keys, waitingAfter)
+	})
+	return func() {
+		if !timer.Stop() {
+			<-done
+		}
+	}
 }
 
 func (l *Locker) observe(ctx context.Context, kind dblock.EventKind, keys []dblock.Key, d time.Duration) {

@@ -142,7 +142,6 @@ func TestBadKeysAndTransactionsNeverReachTheDatabase(t *testing.T) {
 	}{
 		{"no keys", &fakeTx{db: db}, nil, dblock.ErrInvalidKey},
 		{"empty key", &fakeTx{db: db}, []dblock.Key{good, {}}, dblock.ErrInvalidKey},
-		{"shared key", &fakeTx{db: db}, []dblock.Key{good.Shared()}, dblock.ErrUnsupported},
 		{"nil transaction", nil, []dblock.Key{good}, dblock.ErrUnsupported},
 		{"typed nil transaction", (*sql.Tx)(nil), []dblock.Key{good}, dblock.ErrUnsupported},
 		{"typed nil connection", (*sql.Conn)(nil), []dblock.Key{good}, dblock.ErrUnsupported},

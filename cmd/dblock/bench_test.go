@@ -73,8 +73,8 @@ func (d *benchDB) LockRows(_ context.Context, _ dialect.Tx, r dialect.RowRequest
 	return nil, d.noLock
 }
 
-func (d *benchDB) BeginRows(ctx context.Context, _ *sql.TxOptions, t dialect.Table, keys []dialect.Key) (dialect.OwnedTx, error) {
-	_, err := d.LockRows(ctx, nil, dialect.RowRequest{Table: t, Keys: keys})
+func (d *benchDB) BeginRows(ctx context.Context, _ *sql.TxOptions, r dialect.RowRequest) (dialect.OwnedTx, error) {
+	_, err := d.LockRows(ctx, nil, r)
 	return dialect.Begun(ctx, fakeTx{d}, err)
 }
 

@@ -22,6 +22,8 @@ type execCmd struct {
 	Wait             *time.Duration `xor:"wait" placeholder:"30s" help:"How long to wait for the keys at most; 0 is --try. Default: until they are free. Connecting, beforehand, may take as long again, but 2s at least and 30s at most; if it takes longer, the exit code is 1."`
 	Shared           bool           `help:"Hold the keys beside others who share them (PostgreSQL, SQL Server)."`
 	Fence            bool           `help:"Draw a fencing number for the first key from the lock table (see setup) and give it to the command as DBLOCK_TOKEN."`
+	Schema           string         `placeholder:"NAME" help:"The schema of that lock table. Default: the connection's own."`
+	Table            string         `default:"locks" help:"The name of that lock table. Default: ${default}."`
 	ConflictExitCode int            `default:"75" placeholder:"N" help:"The exit code when the keys were not acquired. Default: ${default}."`
 	KillAfter        time.Duration  `default:"10s" help:"When the lock is lost: how long the command has from SIGTERM to SIGKILL. Default: ${default}."`
 	Command          []string       `arg:"" passthrough:"partial" name:"command" help:"The command and its arguments."`
@@ -96,6 +98,8 @@ func (c *execCmd) runGuarded(ctx context.Context, a *app, db dblock.DB, cmd *exe
 	locks, err := advisory.New(db, &advisory.Options{
 		Application: application(cmd.Args[0]),
 		Fencing:     c.Fence,
+		Schema:      c.Schema,
+		Table:       c.Table,
 		Observer:    observer,
 	})
 	if err != nil {

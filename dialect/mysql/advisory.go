@@ -38,7 +38,7 @@ func (s *session) Acquire(ctx context.Context, r dialect.Request) ([]int64, erro
 	if r.Fence == nil {
 		return nil, nil
 	}
-	fences, err := s.fence(ctx, *r.Fence, r.Keys, int64(max(1, r.Numbers)))
+	fences, err := s.fence(ctx, *r.Fence, r.Keys)
 	if err != nil {
 		return nil, s.undo(ctx, r.Keys, err)
 	}
@@ -202,36 +202,6 @@ func (s *session) Held(ctx context.Context, keys []dialect.Key) ([]bool, error) 
 // Room is a constant of the server's kind: both keep locks in memory that only the
 // machine limits, and it is time that a session with many of them costs.
 func (s *session) Room(context.Context) (int, error) { return s.db.flavor.room, nil }
-
-// fence draws numbers for each key, in a transaction per key, so that sessions
-// cannot deadlock over the rows, and returns the first of each. The last reaches
-// the client with the result of the statement, and the statement itself sees to it
-// that no other connection draws any:
-// https://dev.mysql.com/doc/refman/en/information-functions.html#function_last-insert-id
-func (s *session) fence(ctx context.Context, t dialect.Table, keys []dialect.Key, numbers int64) ([]int64, error) {
-	fences := make([]int64, len(keys))
-	for i, key := range dialect.FenceRows(keys) {
-		result, err := s.conn.ExecContext(ctx, fmt.Sprintf("INSERT INTO %s (id, name, fence)"+
-			" SELECT %d, %s, LAST_INSERT_ID(%d) FROM DUAL WHERE CONNECTION_ID() = %d"+
-			" ON DUPLICATE KEY UPDATE fence = LAST_INSERT_ID(fence + %d)", s.db.quoted(t), key.ID, literal(key), numbers, s.thread.id, numbers))
-		if err != nil {
-			return nil, s.failed(ctx, s.db.tableFailure(ctx, t, err))
-		}
-		written, err := result.RowsAffected()
-		if err != nil {
-			return nil, s.failure(ctx, err)
-		}
-		if written == 0 {
-			return nil, s.another("another connection")
-		}
-		last, err := result.LastInsertId()
-		if err != nil {
-			return nil, s.failure(ctx, err)
-		}
-		fences[i] = last - numbers + 1
-	}
-	return fences, nil
-}
 
 // same is an error if another connection answered than the one that holds the
 // locks.

@@ -34,6 +34,7 @@ const (
 	errSpecificAccessDenied = 1227
 	errNotPreparable        = 1295
 	errNoSuchSavepoint      = 1305
+	errQueryInterrupted     = 1317
 	errInTransaction        = 1568
 	errStatementTimeout     = 1969
 	errQueryTimeout         = 3024
@@ -48,7 +49,7 @@ var commonErrors = map[uint16]meaning{
 	errDeadlock:         {dialect.Deadlock, dialect.RemainsNothing, ""},                                     // ER_LOCK_DEADLOCK; on MariaDB of GET_LOCK too, which rolls nothing back
 	3058:                {dialect.Deadlock, dialect.RemainsUsable, ""},                                      // ER_USER_LOCK_DEADLOCK: of GET_LOCK
 	errLockNowait:       {dialect.NotAcquired, dialect.RemainsUsable, ""},                                   // ER_LOCK_NOWAIT
-	1317:                {dialect.Canceled, dialect.RemainsUsable, ""},                                      // ER_QUERY_INTERRUPTED: KILL QUERY
+	errQueryInterrupted: {dialect.Canceled, dialect.RemainsUsable, ""},                                      // ER_QUERY_INTERRUPTED: KILL QUERY
 	errQueryTimeout:     {dialect.Timeout, dialect.RemainsUsable, "max_execution_time ended the statement"}, // ER_QUERY_TIMEOUT
 	errStatementTimeout: {dialect.Timeout, dialect.RemainsUsable, "max_statement_time ended the statement"}, // ER_STATEMENT_TIMEOUT
 

@@ -155,13 +155,8 @@ func locksOf(ctx context.Context, conn dialect.Querier, keys []dialect.Key) ([]d
 	if err := checkKeys(keys); err != nil {
 		return nil, err
 	}
-	ids := make([]sql.NullInt64, len(keys))
-	dest := make([]any, len(keys))
-	for i := range ids {
-		dest[i] = &ids[i]
-	}
-	columns := list("IS_USED_LOCK(", keys, "), ")
-	if _, err := queryRow(ctx, conn, "SELECT "+strings.TrimSuffix(columns, ", "), dest...); err != nil {
+	ids, err := holdersOf(ctx, conn, keys)
+	if err != nil {
 		return nil, err
 	}
 	var holders []dialect.Holding
@@ -171,6 +166,18 @@ func locksOf(ctx context.Context, conn dialect.Querier, keys []dialect.Key) ([]d
 		}
 	}
 	return withProcesses(ctx, conn, holders, keys)
+}
+
+// holdersOf asks for the sessions that hold the keys, which needs no privilege.
+func holdersOf(ctx context.Context, conn dialect.Querier, keys []dialect.Key) ([]sql.NullInt64, error) {
+	ids := make([]sql.NullInt64, len(keys))
+	dest := make([]any, len(keys))
+	for i := range ids {
+		dest[i] = &ids[i]
+	}
+	columns := strings.TrimSuffix(list("IS_USED_LOCK(", keys, "), "), ", ")
+	_, err := queryRow(ctx, conn, "SELECT "+columns, dest...)
+	return ids, err
 }
 
 // withProcesses adds what the process list knows about the holders, and who waits

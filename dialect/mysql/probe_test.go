@@ -257,7 +257,7 @@ func TestKnownRowsAreBounded(t *testing.T) {
 	if len(k.unknown("a", key(1))) != 0 || len(k.unknown("b", key(1))) != 1 {
 		t.Error("rows of two tables are mixed up")
 	}
-	k.forget("a", 1)
+	k.forget("a", key(1)...)
 	if len(k.unknown("a", key(1))) != 1 {
 		t.Error("a forgotten row is known")
 	}

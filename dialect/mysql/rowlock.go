@@ -9,13 +9,15 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/internal/pinned"
 )
 
 // LockRows locks several rows in one statement if nobody has them, and otherwise one
-// after the other, each wait in a statement of its own.
+// after the other, each wait in a statement of its own. Fencing numbers are drawn
+// afterwards, on a second connection.
 //
 // A row that is missing is created before, in a transaction of its own: whatever
 // creates it within the caller's transaction can deadlock, and so can a locking
@@ -35,40 +37,52 @@ func (db *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest)
 	if !ok {
 		return nil, &dialect.Error{Class: dialect.Unsupported, Hint: fmt.Sprintf("%T has no QueryContext: pass a *sql.Tx", tx)}
 	}
-	for _, key := range r.Keys {
-		if err := exclusive(key); err != nil {
-			return nil, err
-		}
-	}
 	if err := db.inTransaction(ctx, q); err != nil {
 		return nil, err
 	}
-	table := db.quoted(r.Table)
-	if err := db.ensureRows(ctx, table, r.Keys, r.Try); err != nil {
+	l := &rowLocker{db: db, tx: q, table: db.quoted(r.Table), try: r.Try}
+	ensuring, cancel := ctx, func() {}
+	if r.Wait > 0 {
+		l.until = time.Now().Add(r.Wait)
+		ensuring, cancel = context.WithDeadline(ctx, l.until)
+	}
+	defer cancel()
+	needed := r.Keys
+	if r.Fence {
+		// The numbers are drawn on another connection, which must not wait for a gap that
+		// this transaction has locked because it missed a row.
+		needed = slices.Concat(r.Keys, dialect.FenceRows(r.Keys))
+		db.rows.forget(l.table, needed...)
+	}
+	if err := db.ensureRows(ensuring, l.table, needed, r.Try); err != nil {
 		// The caller's transaction has not been used.
 		return nil, remains(db.tableFailure(ctx, r.Table, err), dialect.RemainsUsable)
 	}
-	locked, err := db.lockFree(ctx, q, table, r.Keys)
+	locked, err := l.lockFree(ctx, r.Keys)
 	if err != nil {
 		return nil, stillLocked(len(r.Keys)-1, db.tableFailure(ctx, r.Table, err))
 	}
-	var fences []int64
 	for i, key := range r.Keys {
-		if !locked {
-			if err := db.lockRow(ctx, q, table, key, r.Try); err != nil {
-				return nil, stillLocked(i, db.tableFailure(ctx, r.Table, err))
-			}
+		if locked {
+			break
 		}
-		if !r.Fence {
-			continue
+		if err := l.lockRow(ctx, key); err != nil {
+			return nil, stillLocked(i, db.tableFailure(ctx, r.Table, err))
 		}
-		number, err := nextFence(ctx, q, table, key)
-		if err != nil {
-			return nil, stillLocked(i+1, db.tableFailure(ctx, r.Table, err))
-		}
-		fences = append(fences, number)
 	}
-	return fences, nil
+	if !r.Fence {
+		return nil, nil
+	}
+	return db.draw(ctx, r.Table, r.Keys)
+}
+
+// rowLocker is one call of LockRows.
+type rowLocker struct {
+	db    *DB
+	tx    dialect.Querier
+	table string
+	try   bool
+	until time.Time // the end of RowRequest.Wait; zero without one
 }
 
 // branches is how many rows one statement locks.
@@ -78,16 +92,16 @@ const branches = 100
 // it has locked some of the first ones, as lockRow would. Each row is a query of its
 // own, of which a statement runs one after the other up to a refusal: for id IN (…)
 // the optimizer may prefer to scan the table, and locks all that it reads.
-func (db *DB) lockFree(ctx context.Context, q dialect.Querier, table string, keys []dialect.Key) (bool, error) {
-	if len(keys) == 1 || db.rollbackOnTimeout {
+func (l *rowLocker) lockFree(ctx context.Context, keys []dialect.Key) (bool, error) {
+	if len(keys) == 1 || l.db.rollbackOnTimeout {
 		return false, nil
 	}
 	for keys := range slices.Chunk(keys, branches) {
 		queries := make([]string, len(keys))
 		for i, key := range keys {
-			queries[i] = "(" + selectRow(table, key) + " NOWAIT)"
+			queries[i] = "(" + l.selectRow(key) + " NOWAIT)"
 		}
-		found, err := queryInts(ctx, q, strings.Join(queries, " UNION ALL "))
+		found, err := queryInts(ctx, l.tx, strings.Join(queries, " UNION ALL "))
 		if isBusy(err) || err == nil && len(found) < len(keys) {
 			return false, nil
 		}
@@ -100,8 +114,12 @@ func (db *DB) lockFree(ctx context.Context, q dialect.Querier, table string, key
 
 func isBusy(err error) bool { return isNumber(err, errLockNowait) || isNumber(err, errLockWaitTimeout) }
 
-func selectRow(table string, key dialect.Key) string {
-	return fmt.Sprintf("SELECT id FROM %s WHERE id = %d FOR UPDATE", table, key.ID)
+func (l *rowLocker) selectRow(key dialect.Key) string {
+	strength := "FOR UPDATE"
+	if key.Mode == dialect.Shared {
+		strength = l.db.flavor.forShare
+	}
+	return fmt.Sprintf("SELECT id FROM %s WHERE id = %d %s", l.table, key.ID, strength)
 }
 
 // lockRow waits for the row if it is not free.
@@ -109,20 +127,82 @@ func selectRow(table string, key dialect.Key) string {
 // SKIP LOCKED would do instead of NOWAIT, but under REPEATABLE READ it goes on to
 // lock the gap behind the row. On MariaDB the error of NOWAIT is that of a timeout,
 // so innodb_rollback_on_timeout applies to it.
-func (db *DB) lockRow(ctx context.Context, q dialect.Querier, table string, key dialect.Key, try bool) error {
-	query := selectRow(table, key)
-	if try || !db.rollbackOnTimeout {
-		err := db.lockFound(ctx, q, query+" NOWAIT", table, key)
+func (l *rowLocker) lockRow(ctx context.Context, key dialect.Key) error {
+	query := l.selectRow(key)
+	if l.try || !l.db.rollbackOnTimeout {
+		found, err := l.find(ctx, query+" NOWAIT")
 		switch busy := isBusy(err); {
-		case busy && try:
-			return db.refused(key, err)
-		case !busy:
+		case busy && l.try:
+			return l.db.refused(key, err)
+		case err != nil && !busy, found:
 			return err
+		case !busy:
+			return l.recreate(ctx, key)
 		}
 	}
-	return db.waitForRow(ctx, q, query, 0, func(query string) error {
-		return db.lockFound(ctx, q, query, table, key)
+	var found bool
+	err := l.db.waitForRow(ctx, l.tx, query, l.left(), func(query string) (err error) {
+		found, err = l.find(ctx, query)
+		return err
 	})
+	if dialect.ClassOf(err) == dialect.Timeout {
+		return l.unlessGranted(ctx, query, err)
+	}
+	if err != nil || found {
+		return err
+	}
+	return l.recreate(ctx, key)
+}
+
+// unlessGranted is for a wait that was interrupted at its limit, perhaps after the lock
+// had been granted: the server tells by granting it once more.
+func (l *rowLocker) unlessGranted(ctx context.Context, query string, late error) error {
+	if l.db.rollbackOnTimeout {
+		return doubtful(late)
+	}
+	found, err := l.find(ctx, query+" NOWAIT")
+	switch {
+	case err == nil && found:
+		return nil
+	case err == nil, isBusy(err):
+		return late
+	}
+	return err
+}
+
+func (l *rowLocker) find(ctx context.Context, query string) (found bool, err error) {
+	var id int64
+	return queryRow(ctx, l.tx, query, &id)
+}
+
+// recreate is for a row that somebody deleted although this process had seen it, which
+// CleanRows does not do. Under REPEATABLE READ the look that missed it has locked its
+// place, so nobody but this transaction can create it; several that missed it can
+// deadlock.
+func (l *rowLocker) recreate(ctx context.Context, key dialect.Key) error {
+	l.db.rows.forget(l.table, key)
+	if l.try {
+		if err := l.db.ensureRows(ctx, l.table, []dialect.Key{key}, l.try); err != nil {
+			return err
+		}
+		found, err := l.find(ctx, l.selectRow(key)+" NOWAIT")
+		if isBusy(err) || err == nil && !found {
+			return l.db.refused(key, err)
+		}
+		return err
+	}
+	return doubtful(l.db.waitForRow(ctx, l.tx, insertRow(l.table, key), 0, func(query string) error {
+		_, err := l.tx.ExecContext(ctx, query)
+		return err
+	}))
+}
+
+// left is what is left of the call's limit, 0 if it has none.
+func (l *rowLocker) left() time.Duration {
+	if l.until.IsZero() {
+		return 0
+	}
+	return max(time.Until(l.until), time.Millisecond)
 }
 
 // unique marks a statement, so that it can be told from the next one of its kind
@@ -136,33 +216,18 @@ func unique(q dialect.Querier, query string) string {
 	return query
 }
 
-func (db *DB) lockFound(ctx context.Context, q dialect.Querier, query, table string, key dialect.Key) error {
-	var id int64
-	found, err := queryRow(ctx, q, query, &id)
-	if err != nil || found {
-		return err
-	}
-	db.rows.forget(table, key.ID)
-	return &dialect.Error{Class: dialect.Serialization, Hint: fmt.Sprintf("somebody deleted the row of key %s from %s: start the transaction again", key.Label, table)}
-}
-
 // refused is what the server's error means to a try.
 func (db *DB) refused(key dialect.Key, err error) error {
-	e := &dialect.Error{Class: dialect.NotAcquired, Err: fmt.Errorf("key %s: %w", key.Label, err)}
+	e := &dialect.Error{Class: dialect.NotAcquired, Remains: dialect.RemainsUsable, Err: fmt.Errorf("key %s is being deleted", key.Label)}
+	if err == nil {
+		return e
+	}
+	e.Err = fmt.Errorf("key %s: %w", key.Label, err)
 	var cause *dialect.Error
 	if errors.As(db.Classify(err), &cause) {
 		e.Code, e.Remains = cause.Code, cause.Remains
 	}
 	return e
-}
-
-// nextFence is called by the row's holder.
-func nextFence(ctx context.Context, q dialect.Querier, table string, key dialect.Key) (int64, error) {
-	result, err := q.ExecContext(ctx, fmt.Sprintf("UPDATE %s SET fence = LAST_INSERT_ID(fence + 1) WHERE id = %d", table, key.ID))
-	if err != nil {
-		return 0, err
-	}
-	return result.LastInsertId()
 }
 
 // inTransaction refuses an executor on which the lock would end with the
@@ -226,27 +291,42 @@ func (db *DB) ensureRows(ctx context.Context, table string, keys []dialect.Key, 
 	if len(unknown) == 0 {
 		return nil
 	}
-	missing, err := missingRows(ctx, conn, table, unknown)
+	missing, err := missingRows(ctx, conn, table, unknown, alive)
 	if err != nil {
 		return err
 	}
 	if len(missing) > 0 {
-		if err := db.createRows(ctx, conn, table, missing, try); err != nil {
+		err := committing(ctx, conn, func() error {
+			for _, key := range missing {
+				if err := db.createRow(ctx, conn, table, key, try); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		missing, err = missingRows(ctx, conn, table, missing, alive)
+		if err != nil {
 			return err
 		}
 	}
-	db.rows.add(table, unknown)
+	db.rows.add(table, slices.DeleteFunc(unknown, func(key dialect.Key) bool { return slices.Contains(missing, key) }))
 	return nil
 }
 
+// alive is true of rows that CleanRows has not marked.
+const alive = "fence >= 0"
+
 // missingRows reads without a lock, since inserting what exists would wait for
 // its holder.
-func missingRows(ctx context.Context, conn *sql.Conn, table string, keys []dialect.Key) ([]dialect.Key, error) {
+func missingRows(ctx context.Context, conn *sql.Conn, table string, keys []dialect.Key, condition string) ([]dialect.Key, error) {
 	ids := make([]string, len(keys))
 	for i, key := range keys {
 		ids[i] = fmt.Sprint(key.ID)
 	}
-	found, err := queryInts(ctx, conn, fmt.Sprintf("SELECT id FROM %s WHERE id IN (%s)", table, strings.Join(ids, ", ")))
+	found, err := queryInts(ctx, conn, fmt.Sprintf("SELECT id FROM %s WHERE id IN (%s) AND %s", table, strings.Join(ids, ", "), condition))
 	if err != nil {
 		return nil, err
 	}
@@ -280,48 +360,52 @@ func queryInts(ctx context.Context, q dialect.Querier, query string) (ints []int
 }
 
 const (
-	// A creator waits for a second, MySQL's least, at most: who is in its way may
-	// have created the very row and hold it. It commits each row by itself.
-	creatorSettings = "SET @dblock_wait = @@innodb_lock_wait_timeout, @dblock_autocommit = @@autocommit," +
+	// Who writes beside the caller's transaction commits each statement by itself, and
+	// waits for a second, MySQL's least, at most: who is in the way may have created
+	// the very row and hold it.
+	committingSettings = "SET @dblock_wait = @@innodb_lock_wait_timeout, @dblock_autocommit = @@autocommit," +
 		" SESSION innodb_lock_wait_timeout = 1, SESSION autocommit = 1"
 	poolSettings = "SET SESSION innodb_lock_wait_timeout = @dblock_wait, SESSION autocommit = @dblock_autocommit," +
 		" @dblock_wait = NULL, @dblock_autocommit = NULL"
 )
 
-// createRows inserts one row per statement. It leaves the connection with the
-// settings that it had, or destroys it.
-func (db *DB) createRows(ctx context.Context, conn *sql.Conn, table string, missing []dialect.Key, try bool) (err error) {
+// committing calls with a connection whose statements commit by themselves. It
+// leaves the connection with the settings that it had, or destroys it.
+func committing(ctx context.Context, conn *sql.Conn, call func() error) (err error) {
 	defer func() {
 		if err != nil {
 			err = join(err, pinned.Destroy(conn))
 		}
 	}()
-	if _, err := conn.ExecContext(ctx, creatorSettings); err != nil {
+	if _, err := conn.ExecContext(ctx, committingSettings); err != nil {
 		return err
 	}
-	for _, key := range missing {
-		if err := db.createRow(ctx, conn, table, key, try); err != nil {
-			return err
-		}
+	if err := call(); err != nil {
+		return err
 	}
 	_, err = conn.ExecContext(ctx, poolSettings)
 	return err
 }
 
+// insertRow creates a row, or takes the mark of CleanRows from it.
+func insertRow(table string, key dialect.Key) string {
+	return fmt.Sprintf("INSERT INTO %s (id, name) VALUES (%d, X'%X') ON DUPLICATE KEY UPDATE fence = GREATEST(fence, 0)", table, key.ID, key.Name)
+}
+
 func (db *DB) createRow(ctx context.Context, conn *sql.Conn, table string, key dialect.Key, try bool) error {
-	_, err := conn.ExecContext(ctx, fmt.Sprintf("INSERT IGNORE INTO %s (id, name) VALUES (%d, X'%X')", table, key.ID, key.Name))
+	_, err := conn.ExecContext(ctx, insertRow(table, key))
 	switch {
 	case isNumber(err, errDeadlock): // only the insert was rolled back
 		return db.createRow(ctx, conn, table, key, try)
 	case !isNumber(err, errLockWaitTimeout):
 		return err
 	}
-	missing, missingErr := missingRows(ctx, conn, table, []dialect.Key{key})
+	missing, missingErr := missingRows(ctx, conn, table, []dialect.Key{key}, "TRUE")
 	switch {
 	case missingErr != nil:
 		return missingErr
 	case len(missing) == 0:
-		return nil // held by who created it
+		return nil // held, by who created it for instance
 	case try:
 		return db.refused(key, err)
 	}
@@ -348,11 +432,11 @@ func remains(err error, r dialect.Remains) error {
 	return &corrected
 }
 
-// knownRows remembers which rows were seen in a lock table, for most calls find
-// theirs. A row that is deleted nevertheless is noticed when it is to be locked.
+// knownRows remembers which rows were seen in a lock table a moment ago, for most
+// calls find theirs. CleanRows deletes no row within that time.
 type knownRows struct {
 	mu   sync.Mutex
-	rows map[knownRow]struct{}
+	rows map[knownRow]time.Time // when they were seen
 }
 
 type knownRow struct {
@@ -360,15 +444,19 @@ type knownRow struct {
 	id    int64
 }
 
-// maxKnown bounds the memory to about 5 MB.
-const maxKnown = 1 << 16
+const (
+	// maxKnown bounds the memory to about 5 MB.
+	maxKnown = 1 << 16
+	// knownFor is how long a row that was seen is taken to be there.
+	knownFor = time.Minute
+)
 
 func (k *knownRows) unknown(table string, keys []dialect.Key) []dialect.Key {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var unknown []dialect.Key
 	for _, key := range keys {
-		if _, ok := k.rows[knownRow{table, key.ID}]; !ok {
+		if seen, ok := k.rows[knownRow{table, key.ID}]; !ok || time.Since(seen) > knownFor {
 			unknown = append(unknown, key)
 		}
 	}
@@ -379,15 +467,17 @@ func (k *knownRows) add(table string, keys []dialect.Key) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.rows == nil || len(k.rows)+len(keys) > maxKnown {
-		k.rows = map[knownRow]struct{}{}
+		k.rows = map[knownRow]time.Time{}
 	}
 	for _, key := range keys {
-		k.rows[knownRow{table, key.ID}] = struct{}{}
+		k.rows[knownRow{table, key.ID}] = time.Now()
 	}
 }
 
-func (k *knownRows) forget(table string, id int64) {
+func (k *knownRows) forget(table string, keys ...dialect.Key) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.rows, knownRow{table, id})
+	for _, key := range keys {
+		delete(k.rows, knownRow{table, key.ID})
+	}
 }

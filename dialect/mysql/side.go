@@ -158,10 +158,12 @@ func (db *DB) kill(t thread) {
 // gone or may not even have sent the statement: only while the server runs a
 // statement that no client waits for is it certain that no other can follow on
 // that connection.
-func (db *DB) killIn(t thread, statement string) {
+func (db *DB) killIn(t thread, statement string) { db.endIn(t, statement, "KILL %d") }
+
+func (db *DB) endIn(t thread, statement, kill string) {
 	db.beside(t, func(ctx context.Context, side *sql.Conn) {
 		if running, err := processList(ctx, side); err == nil && running[t.id].text == statement {
-			side.ExecContext(ctx, fmt.Sprintf("KILL %d", t.id))
+			side.ExecContext(ctx, fmt.Sprintf(kill, t.id))
 		}
 	})
 }

@@ -330,7 +330,7 @@ func (l *survey) readUserLocks(ctx context.Context) error {
 	if unknown == nil {
 		return nil
 	}
-	holders, _, err := ask(ctx, l.conn, list(", IS_USED_LOCK(", unknown, ")"), len(unknown))
+	holders, err := holdersOf(ctx, l.conn, unknown)
 	for i, id := range holders {
 		if id.Valid {
 			l.metadata = append(l.metadata, metadataLock{object: userLevelLock, target: metadataTarget(userLevelLock, "", unknown[i].Name), mode: modeExclusive, session: id.Int64})

@@ -19,12 +19,12 @@ func (db *DB) Begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, err
 }
 
 // BeginRows takes a round trip for each: the driver sends one statement at a time.
-func (db *DB) BeginRows(ctx context.Context, o *sql.TxOptions, t dialect.Table, keys []dialect.Key) (dialect.OwnedTx, error) {
+func (db *DB) BeginRows(ctx context.Context, o *sql.TxOptions, r dialect.RowRequest) (dialect.OwnedTx, error) {
 	tx, err := db.Begin(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	_, err = db.LockRows(ctx, tx, dialect.RowRequest{Table: t, Keys: keys})
+	_, err = db.LockRows(ctx, tx, r)
 	return dialect.Begun(ctx, tx, err)
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/dblock-go/dblock/dialect"
 )
@@ -58,16 +59,8 @@ func acquireSeveral(r dialect.Request) string {
 	}
 	numbers := "''"
 	if r.Fence != nil {
-		drawn := strconv.Itoa(max(r.Numbers, 1))
-		query += `,
-fenced AS (
-	INSERT INTO ` + tableName(*r.Fence) + ` AS t (id, name, fence)
-	SELECT k.id, k.name, ` + drawn + ` FROM unnest($3::bigint[], $4::text[]) WITH ORDINALITY AS k (id, name, n)
-	WHERE ` + got + ` ORDER BY k.n
-	ON CONFLICT (id) DO UPDATE SET fence = t.fence + ` + drawn + `
-	RETURNING id, fence + 1 - ` + drawn + ` AS first
-)`
-		numbers = "coalesce((SELECT string_agg(first::text, ',' ORDER BY array_position($3::bigint[], id)) FROM fenced), '')"
+		query += ", fenced AS (" + drawNumbers(*r.Fence, "$3", "$4", got) + ")"
+		numbers = "coalesce((" + drawnNumbers("$3") + "), '')"
 	}
 	return query + " SELECT " + answering + ", " + got + ", " + clean + ", " + numbers
 }
@@ -309,7 +302,7 @@ func (d *DB) AcquireTx(ctx context.Context, tx dialect.Tx, r dialect.TxRequest) 
 	if r.Wait <= 0 {
 		return guarded(ctx, t, lock)
 	}
-	return waitAtMost(ctx, t, r.Wait, lock)
+	return within(ctx, t, r.Wait, lock)
 }
 
 // BeginLocked begins with the statement that takes the keys, in one round trip

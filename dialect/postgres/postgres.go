@@ -26,6 +26,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/dialect/internal/kept"
 	"github.com/dblock-go/dblock/dialect/internal/pinned"
 )
 
@@ -48,6 +49,7 @@ type DB struct {
 	pinned  *pinned.Pool                                   // where config is nil
 	pooler  bool                                           // a pooler in session mode is in between
 	unsafe  bool                                           // Options.AllowUnsafe
+	beside  *kept.Conn[conn]                               // for what is committed beside the caller's transaction
 	closers []func() error                                 // Close
 
 	userTables userTables
@@ -162,6 +164,8 @@ func openPool(ctx context.Context, config *pgxpool.Config, opts []*Options) (*DB
 
 // open is the end of every constructor.
 func (d *DB) open(ctx context.Context, opts []*Options) (*DB, error) {
+	d.beside = kept.New(d.connectBeside, conn.close, connectionOver)
+	d.closers = append([]func() error{d.beside.Close}, d.closers...)
 	var err error
 	switch {
 	case len(opts) > 1:

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,14 +23,18 @@ import (
 // in which first users of a key could deadlock. The lock is that of SELECT … FOR
 // NO KEY UPDATE.
 //
-// That takes one round trip, and a second to read fencing numbers. Through pgx, one
+// That takes one round trip. Fencing numbers take a second one, on a connection of
+// dblock's own. Through pgx, one
 // row that exists and is free is locked by a plain statement instead, and only the
 // others cost a savepoint and one round trip more; there a missing table, for one,
 // aborts the transaction. A try needs
 // one more where a row is missing: it locks the rows with NOWAIT if all exist,
 // and otherwise creates them under a lock_timeout, since INSERT has no NOWAIT.
-// Under REPEATABLE READ and SERIALIZABLE a row that changed after the
-// transaction's snapshot is an error of class Serialization. What else
+// Where a key is shared, rows that are missing are created on dblock's own
+// connection: their creator would exclude the others.
+//
+// Under REPEATABLE READ and SERIALIZABLE a row that was created, changed or cleaned
+// away after the transaction's snapshot is an error of class Serialization. What else
 // [DB.AcquireTx] says of errors and contexts is true here too.
 func (d *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) ([]int64, error) {
 	if len(r.Keys) == 0 {
@@ -39,40 +44,47 @@ func (d *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) 
 	if err != nil {
 		return nil, err
 	}
-	statement, err := lockRows(r)
-	if err != nil {
+	if err := d.lockRows(ctx, t, r); err != nil || !r.Fence {
 		return nil, err
 	}
-	if len(r.Keys) == 1 && !r.Fence {
+	return d.draw(ctx, r.Table, r.Keys)
+}
+
+func (d *DB) lockRows(ctx context.Context, t transaction, r dialect.RowRequest) error {
+	if r.Shared() {
+		return d.lockShared(ctx, t, r)
+	}
+	if len(r.Keys) == 1 {
 		n, _, err := t.free(ctx, freeRow(r))
 		if err != nil || n == 1 {
-			return nil, err
+			return err
 		}
 	}
-	if r.Try {
-		err = tryRows(ctx, t, r, statement)
-	} else {
-		err = guarded(ctx, t, statement)
+	lock := createLocked(r)
+	switch {
+	case r.Try:
+		return tryRows(ctx, t, r, lock)
+	case r.Wait > 0:
+		return within(ctx, t, r.Wait, lock)
 	}
-	if err != nil || !r.Fence {
-		return nil, err
-	}
-	numbers, err := t.ints(ctx, "SELECT fence FROM "+tableName(r.Table)+
-		" WHERE id = ANY($1::bigint[]) ORDER BY array_position($1::bigint[], id)", intArray(r.Keys))
-	return numbers, classify(ctx, err)
+	return guarded(ctx, t, lock)
 }
 
 // BeginRows begins with the statement that creates and locks the rows, in one round
-// trip through a pgx pool.
-func (d *DB) BeginRows(ctx context.Context, o *sql.TxOptions, t dialect.Table, keys []dialect.Key) (dialect.OwnedTx, error) {
-	if len(keys) == 0 {
+// trip through a pgx pool. A try, a limit and shared keys need others.
+func (d *DB) BeginRows(ctx context.Context, o *sql.TxOptions, r dialect.RowRequest) (dialect.OwnedTx, error) {
+	if len(r.Keys) == 0 {
 		return nil, errNoKeys
 	}
-	lock, err := lockRows(dialect.RowRequest{Table: t, Keys: keys})
-	if err != nil {
-		return nil, err
+	if r.Try || r.Wait > 0 || r.Shared() {
+		tx, err := d.Begin(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		_, err = d.LockRows(ctx, tx, r)
+		return dialect.Begun(ctx, tx, err)
 	}
-	tx, _, err := d.beginWith(ctx, o, lock)
+	tx, _, err := d.beginWith(ctx, o, createLocked(r))
 	return tx, err
 }
 
@@ -96,7 +108,7 @@ const (
 // tryRows looks again after each failed creation: the rows may exist by now.
 func tryRows(ctx context.Context, t transaction, r dialect.RowRequest, create statement) error {
 	for wait := shortestTry; ; wait *= 2 {
-		locked, err := tryExisting(ctx, t, r)
+		locked, err := lockExisting(ctx, t, r, limits{"lock_timeout", tableWait})
 		if err == nil && !locked {
 			err = limitedTo(ctx, t, "lock_timeout", wait, create)
 			if sqlState(err) == "55P03" && !waitedForRow(err) && wait < longestTry {
@@ -110,26 +122,130 @@ func tryRows(ctx context.Context, t transaction, r dialect.RowRequest, create st
 	}
 }
 
-// tryExisting locks the rows if all of them exist, and none otherwise.
-func tryExisting(ctx context.Context, t transaction, r dialect.RowRequest) (bool, error) {
-	ids := make([]string, len(r.Keys))
-	for i, k := range r.Keys {
-		ids[i] = strconv.FormatInt(k.ID, 10)
+// limits bound the waits of a statement. The zero value has none.
+type limits struct {
+	setting string
+	limit   time.Duration
+}
+
+// lockExisting locks the rows if all of them exist, and none otherwise, each in the
+// mode of its key. Those of the same mode that follow each other are one subquery;
+// the subqueries are evaluated one after the other. That one of them finds fewer
+// rows than there were means that somebody has just deleted one.
+func lockExisting(ctx context.Context, t transaction, r dialect.RowRequest, l limits) (bool, error) {
+	all := fmt.Sprintf("(SELECT count(*) FROM %s WHERE id IN (%s)) = %d", tableName(r.Table), idList(r.Keys), len(r.Keys))
+	var counts []string
+	for rest := r.Keys; len(rest) > 0; {
+		other := slices.IndexFunc(rest, func(k dialect.Key) bool { return k.Mode != rest[0].Mode })
+		if other < 0 {
+			other = len(rest)
+		}
+		strength := "NO KEY UPDATE"
+		if rest[0].Mode == dialect.Shared {
+			strength = "SHARE"
+		}
+		if r.Try {
+			strength += " NOWAIT"
+		}
+		counts = append(counts, fmt.Sprintf("(SELECT count(*) FROM (SELECT FROM %s WHERE id IN (%s) AND %s ORDER BY id FOR %s) AS k)",
+			tableName(r.Table), idList(rest[:other]), all, strength))
+		rest = rest[other:]
 	}
-	rows := fmt.Sprintf("%s WHERE id IN (%s)", tableName(r.Table), strings.Join(ids, ", "))
-	statement := fmt.Sprintf(`SELECT set_config('dblock.locked', count(*)::text, true) FROM (
-	SELECT FROM %[1]s AND (SELECT count(*) FROM %[1]s) = %[2]d ORDER BY id FOR NO KEY UPDATE NOWAIT
-) AS locked`, rows, len(ids))
-	if r.Fence {
-		statement += fmt.Sprintf("; UPDATE %s SET fence = fence + 1 WHERE id IN (%s) AND current_setting('dblock.locked') = '%d'",
-			tableName(r.Table), strings.Join(ids, ", "), len(ids))
+	statement := "SELECT set_config('dblock.locked', (" + strings.Join(counts, " + ") + ")::text, true)"
+	if l.limit > 0 {
+		statement = limited(l.setting, l.limit, statement)
 	}
-	n, err := t.exec(ctx, inTurn(savepoint, limited("lock_timeout", tableWait, statement), release,
+	n, err := t.exec(ctx, inTurn(savepoint, statement, release,
 		"SELECT FROM generate_series(1, current_setting('dblock.locked')::int)"))
 	if err != nil {
 		return false, rollBack(ctx, t, err)
 	}
-	return n == int64(len(ids)), nil
+	return n == int64(len(r.Keys)), nil
+}
+
+func idList(keys []dialect.Key) string {
+	ids := make([]string, len(keys))
+	for i, k := range keys {
+		ids[i] = strconv.FormatInt(k.ID, 10)
+	}
+	return strings.Join(ids, ", ")
+}
+
+// createBesides is how often rows are created that the transaction does not see then.
+const createBesides = 3
+
+// lockShared creates what is missing on dblock's own connection, which waits for
+// nobody there: a transaction that has the connection's user wait for it could be
+// waiting for the connection.
+func (d *DB) lockShared(ctx context.Context, t transaction, r dialect.RowRequest) error {
+	began := time.Now()
+	left := func() limits {
+		if r.Wait <= 0 {
+			return limits{}
+		}
+		return limits{"statement_timeout", max(time.Millisecond, r.Wait-time.Since(began))}
+	}
+	if r.Try {
+		left = func() limits { return limits{"lock_timeout", tableWait} }
+	}
+	for created := 0; ; {
+		locked, err := lockExisting(ctx, t, r, left())
+		switch {
+		case locked:
+			return nil
+		case err != nil && r.Try && sqlState(err) == "55P03":
+			return asClass(err, dialect.NotAcquired)
+		case err != nil:
+			return pastLimit(ctx, began, r.Wait, err)
+		case created == createBesides:
+			return &dialect.Error{Class: dialect.Serialization, Remains: dialect.RemainsUsable,
+				Err: errors.New("a row is newer than the transaction's snapshot"), Hint: "start the transaction again"}
+		}
+		err = d.createRows(ctx, r)
+		switch {
+		case err == nil:
+			created++
+		case sqlState(err) != "55P03":
+			return withRemains(connectError(ctx, err), dialect.RemainsUsable)
+		case r.Try:
+			return withRemains(asClass(connectError(ctx, err), dialect.NotAcquired), dialect.RemainsUsable)
+		default:
+			if err := waitForCreators(ctx, t, r, left()); err != nil {
+				return pastLimit(ctx, began, r.Wait, err)
+			}
+		}
+	}
+}
+
+// createRows creates the rows that are missing and commits them. Waiting for somebody
+// who creates one of them is left to the transaction.
+func (d *DB) createRows(ctx context.Context, r dialect.RowRequest) error {
+	for wait := shortestTry; ; wait *= 2 {
+		query := "WITH made AS (INSERT INTO " + tableName(r.Table) + ` (id, name)
+			SELECT k.id, k.name FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS k (id, name, n)
+			WHERE (SELECT set_config('lock_timeout', '` + milliseconds(wait) + `', true)) IS NOT NULL ORDER BY k.n
+			ON CONFLICT (id) DO NOTHING RETURNING id) SELECT count(*) FROM made`
+		var made int64
+		err := d.beside.Use(ctx, func(c conn) error {
+			return c.queryRow(ctx, query, []any{intArray(r.Keys), nameArray(r.Keys)}, &made)
+		})
+		if sqlState(err) != "55P03" || waitedForRow(err) || wait >= longestTry {
+			return err
+		}
+	}
+}
+
+// waitForCreators waits until those who create rows of the request have ended. What
+// it has created itself then, it takes back.
+func waitForCreators(ctx context.Context, t transaction, r dialect.RowRequest, l limits) error {
+	create := createLocked(r).text()
+	if l.limit > 0 {
+		create = limited(l.setting, l.limit, create)
+	}
+	if _, err := t.exec(ctx, inTurn(savepoint, create, rollback, release)); err != nil {
+		return rollBack(ctx, t, err)
+	}
+	return nil
 }
 
 // waitedForRow tells a statement that gave up waiting for another transaction's
@@ -145,22 +261,13 @@ func waitedForRow(err error) bool {
 	return !errors.As(err, &ofPq) || ofPq.Get('W') != ""
 }
 
-func lockRows(r dialect.RowRequest) (statement, error) {
-	for _, k := range r.Keys {
-		if k.Mode == dialect.Shared {
-			return statement{}, &dialect.Error{Class: dialect.Unsupported, Err: fmt.Errorf("shared row lock of key %s", k.Label),
-				Hint: "lock the row exclusively, or use an advisory lock in the transaction, which can be shared"}
-		}
-	}
-	first, update := "0", "SET fence = t.fence WHERE false"
-	if r.Fence {
-		first, update = "1", "SET fence = t.fence + 1"
-	}
-	rows, args := "VALUES ($1::bigint, $2::text, "+first+")", []any{r.Keys[0].ID, r.Keys[0].Name}
+// createLocked creates and locks the rows.
+func createLocked(r dialect.RowRequest) statement {
+	rows, args := "VALUES ($1::bigint, $2::text)", []any{r.Keys[0].ID, r.Keys[0].Name}
 	if len(r.Keys) > 1 {
-		rows = "SELECT k.id, k.name, " + first + " FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS k (id, name, n) ORDER BY k.n"
+		rows = "SELECT k.id, k.name FROM unnest($1::bigint[], $2::text[]) WITH ORDINALITY AS k (id, name, n) ORDER BY k.n"
 		args = []any{intArray(r.Keys), nameArray(r.Keys)}
 	}
-	return statement{"INSERT INTO " + tableName(r.Table) + " AS t (id, name, fence) " + rows +
-		" ON CONFLICT (id) DO UPDATE " + update, args}, nil
+	return statement{"INSERT INTO " + tableName(r.Table) + " AS t (id, name) " + rows +
+		" ON CONFLICT (id) DO UPDATE SET fence = t.fence WHERE false", args}
 }

@@ -127,14 +127,18 @@ func limitedTo(ctx context.Context, t transaction, setting string, limit time.Du
 	return nil
 }
 
-// waitAtMost is guarded with a bound on the whole statement, since lock_timeout
-// would begin anew with each lock.
-func waitAtMost(ctx context.Context, t transaction, wait time.Duration, s statement) error {
+// within is guarded with a bound on the wait of one statement, however many locks it
+// waits for: lock_timeout would begin anew with each.
+func within(ctx context.Context, t transaction, limit time.Duration, s statement) error {
 	began := time.Now()
-	err := limitedTo(ctx, t, "statement_timeout", wait, s)
-	if sqlState(err) == "57014" && ctx.Err() == nil && time.Since(began) >= wait {
+	return pastLimit(ctx, began, limit, limitedTo(ctx, t, "statement_timeout", limit, s))
+}
+
+// pastLimit tells the end of a limit from other reasons to cancel a statement.
+func pastLimit(ctx context.Context, began time.Time, limit time.Duration, err error) error {
+	if sqlState(err) == "57014" && ctx.Err() == nil && time.Since(began) >= limit {
 		return changed(err, func(e *dialect.Error) {
-			e.Class, e.Err = dialect.Timeout, fmt.Errorf("wait limit of %v: %w", wait, e.Err)
+			e.Class, e.Err = dialect.Timeout, fmt.Errorf("wait limit of %v: %w", limit, e.Err)
 		})
 	}
 	return err

@@ -288,7 +288,7 @@ func lockSeveral(ctx context.Context, t transaction, r dialect.UserRows, values 
 	case r.Try:
 		err = limitedTo(ctx, t, "lock_timeout", tableWait, lock)
 	case wait > 0:
-		err = waitAtMost(ctx, t, wait, lock)
+		err = within(ctx, t, wait, lock)
 	default:
 		_, err = t.exec(ctx, inTurn(savepoint, lock.query, release))
 		if err != nil {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/dblock-go/dblock/dialect"
-	"github.com/dblock-go/dblock/dialect/internal/pinned"
 )
 
 var (
@@ -23,7 +22,7 @@ var (
 func openDB(t *testing.T, script ...answer) (*stub, *DB) {
 	t.Helper()
 	s, db := newStub(t, script...)
-	return s, &DB{db: db, pool: pinned.NewPool(db)}
+	return s, newDB(db)
 }
 
 func openSession(t *testing.T, script ...answer) (*stub, dialect.Session) {
@@ -307,23 +306,9 @@ func TestFence(t *testing.T) {
 	if err != nil || !slices.Equal(fences, []int64{41, math.MaxInt64}) {
 		t.Fatalf("got %v, %v", fences, err)
 	}
-	sent := stub.sent("UPDATE [locks] WITH (UPDLOCK, HOLDLOCK, ROWLOCK) SET @fence = fence = fence + 1")
+	sent := stub.sent("UPDATE [locks] WITH (UPDLOCK, HOLDLOCK, ROWLOCK) SET @fence = fence = CASE WHEN fence + 64 > @clock THEN fence + 64 ELSE @clock END")
 	rows := dialect.FenceRows(keys)
 	if len(sent) != 1 || !slices.Equal(strings.Fields(sent[0].args["ids"].(string)), []string{fmt.Sprint(rows[0].ID), fmt.Sprint(rows[1].ID)}) {
-		t.Errorf("sent %v", sent)
-	}
-}
-
-// A holder that serves several others draws a number for each of them at once.
-func TestFenceOfSeveralNumbers(t *testing.T) {
-	granted := status(0, 2)
-	granted.outs["fences"] = "64,130,"
-	stub, session := openSession(t, granted)
-	fences, err := session.Acquire(t.Context(), dialect.Request{Keys: keys, Fence: &dialect.Table{}, Numbers: 64})
-	if err != nil || !slices.Equal(fences, []int64{1, 67}) {
-		t.Fatalf("got %v, %v", fences, err)
-	}
-	if sent := stub.sent("SET @fence = fence = fence + 64 WHERE"); len(sent) != 1 || !strings.Contains(sent[0].query, "SELECT @fence = 64,") {
 		t.Errorf("sent %v", sent)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"unicode/utf16"
 
 	"github.com/dblock-go/dblock/dialect"
-	"github.com/dblock-go/dblock/dialect/internal/pinned"
 )
 
 // These tests run the real go-mssqldb against a server that speaks just enough
@@ -68,7 +67,7 @@ func newTDSServer(t *testing.T, answer []byte) (*tdsServer, *DB) {
 		db.Close()
 		listener.Close()
 	})
-	return s, &DB{db: db, pool: pinned.NewPool(db)}
+	return s, newDB(db)
 }
 
 // accept ends with the listener, serve with its client.

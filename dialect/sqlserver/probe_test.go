@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/dblock-go/dblock/dialect"
-	"github.com/dblock-go/dblock/dialect/internal/pinned"
 )
 
 func server(version string, engine int, updateability any) answer {
@@ -147,7 +146,7 @@ func TestDiagnose(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			stub, pool := newStub(t, slices.Concat(c.script...)...)
-			found, err := (&DB{db: pool, pool: pinned.NewPool(pool)}).Diagnose(t.Context())
+			found, err := newDB(pool).Diagnose(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,8 +18,9 @@ import (
 // it could wait for the very transaction that it is done for.
 const ensureTimeout = time.Second
 
-// LockRows locks the rows one by one under UPDLOCK and HOLDLOCK, which lock and
-// read the newest version under every isolation level. It needs one round trip.
+// LockRows locks the rows one by one under UPDLOCK and HOLDLOCK, those in shared mode
+// under HOLDLOCK alone, which lock and read the newest version under every isolation
+// level. It needs one round trip.
 //
 // Rows that do not exist yet are first created on another connection of the
 // pool, each in a transaction of its own: created in the caller's transaction,
@@ -28,6 +31,9 @@ const ensureTimeout = time.Second
 // SQL Server does not give row locks back before the transaction ends: after an
 // error of class NotAcquired or Timeout, keys before the one in question stay
 // locked.
+//
+// A limited wait takes one round trip for each key, and fencing numbers one more, on
+// a connection that the DB keeps of its pool.
 func (d *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) ([]int64, error) {
 	fences, err := d.lockRows(ctx, tx, r)
 	if err == nil {
@@ -48,44 +54,60 @@ func (d *DB) lockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) 
 	if dialect.IsNil(tx) {
 		return nil, errNilTx
 	}
-	for _, k := range r.Keys {
-		if k.Mode == dialect.Shared {
-			return nil, &dialect.Error{Class: dialect.Unsupported,
-				Hint: fmt.Sprintf("rows are locked exclusively: lock %s without Shared, or use an advisory lock", k.Label)}
+	until := time.Now().Add(r.Wait)
+	steps := [][]dialect.Key{r.Keys}
+	if r.Wait > 0 { // LOCK_TIMEOUT begins anew with each key
+		steps = slices.Collect(slices.Chunk(r.Keys, 1))
+	}
+	for _, keys := range steps {
+		p, err := pack(keys)
+		if err != nil {
+			return nil, err
+		}
+		b := &rowBatch{table: r.Table, try: r.Try}
+		before := inTransaction
+		if r.Wait > 0 {
+			before += lockTimeout(time.Until(until))
+		}
+		if err := b.run(ctx, tx, p, before); err != nil {
+			return nil, err
+		}
+		if b.transactions == 0 {
+			return nil, notInTransaction()
+		}
+		if _, err := b.finish(ctx, tx, spare{d.db}, p, keys); err != nil {
+			return nil, err
 		}
 	}
-	p, err := pack(r.Keys)
-	if err != nil {
-		return nil, err
+	if !r.Fence {
+		return nil, nil
 	}
-	b := &rowBatch{table: r.Table, try: r.Try}
-	if r.Fence {
-		b.numbers = 1
+	return d.draw(ctx, r.Table, r.Keys)
+}
+
+// lockTimeout bounds each wait of its batch by at least 1 ms: 0 would be a try. The
+// setting ends with the batch:
+// https://learn.microsoft.com/sql/t-sql/statements/set-statements-transact-sql#considerations-when-you-use-the-set-statements
+func lockTimeout(limit time.Duration) string {
+	ms := limit / time.Millisecond
+	if limit%time.Millisecond > 0 {
+		ms++
 	}
-	if err := b.run(ctx, tx, p, inTransaction); err != nil {
-		return nil, err
-	}
-	if b.transactions == 0 {
-		return nil, notInTransaction()
-	}
-	fences, err := b.finish(ctx, tx, spare{d.db}, p, r.Keys)
-	if err != nil || !r.Fence {
-		return nil, err
-	}
-	return fences, nil
+	return fmt.Sprintf("SET LOCK_TIMEOUT %d;\n", min(max(ms, 1), math.MaxInt32))
 }
 
 // rowBatch locks rows of a lock table.
 type rowBatch struct {
-	table   dialect.Table
-	numbers int64 // how many fencing numbers to draw for each key
-	try     bool
+	table dialect.Table
+	draw  bool // fencing numbers
+	try   bool
 
 	session      int32 // that ran the batch by itself, 0 if it was part of another
 	transactions int32
+	before       string // what precedes the batch, if it is run again
 	ensured      int32  // 1: create what is still missing
 	missing      string // positions of the keys that have no row, each with a comma
-	fences       string // the last one drawn for each key, each with a comma
+	fences       string // the number drawn for each key, each with a comma
 }
 
 const inTransaction = `
@@ -101,7 +123,7 @@ IF @transactions = 0 RETURN;
 // here: HOLDLOCK has locked its place.
 const rowsText = `
 SET NOCOUNT ON;
-DECLARE @i int = 0, @id bigint, @fence bigint, @error int, @found int;
+DECLARE @i int = 0, @id bigint, @fence bigint, @now datetime2, @clock bigint, @error int, @found int;
 SELECT @missing = '', @fences = '';
 WHILE @ensured = 0 AND @i < @count
 BEGIN
@@ -114,7 +136,10 @@ IF @missing <> '' RETURN;
 SET @i = 0;
 WHILE @i < @count
 BEGIN
-	SELECT @fence = {first}, @id = CONVERT(bigint, SUBSTRING(@ids, @i * 20 + 1, 20));
+	SELECT @now = SYSUTCDATETIME(), @id = CONVERT(bigint, SUBSTRING(@ids, @i * 20 + 1, 20));
+	SELECT @clock = (CONVERT(bigint, DATEDIFF(day, '19700101', @now)) * 86400 + DATEDIFF(second, CONVERT(date, @now), @now)) * 1000000
+		+ DATEPART(microsecond, @now);
+	SET @fence = {first};
 	{lock};
 	SELECT @error = @@ERROR, @found = @@ROWCOUNT;
 	IF @error <> 0 RETURN;
@@ -129,15 +154,19 @@ END;
 `
 
 func (b *rowBatch) text() string {
-	hints := "WITH (UPDLOCK, HOLDLOCK, ROWLOCK)"
+	locked := ""
 	if b.try {
-		hints = "WITH (UPDLOCK, HOLDLOCK, ROWLOCK, NOWAIT)"
+		locked = ", NOWAIT"
 	}
 	table := tableName(b.table)
-	lock, first := "SELECT @fence = fence FROM "+table+" "+hints+" WHERE id = @id", "0"
-	if b.numbers > 0 {
-		first = strconv.FormatInt(b.numbers, 10)
-		lock = "UPDATE " + table + " " + hints + " SET @fence = fence = fence + " + first + " WHERE id = @id"
+	lock, first := fmt.Sprintf(`IF SUBSTRING(@modes, @i + 1, 1) = 'S'
+		SELECT @fence = fence FROM %[1]s WITH (HOLDLOCK, ROWLOCK%[2]s) WHERE id = @id
+	ELSE
+		SELECT @fence = fence FROM %[1]s WITH (UPDLOCK, HOLDLOCK, ROWLOCK%[2]s) WHERE id = @id`, table, locked), "0"
+	if b.draw {
+		first = "@clock"
+		lock = fmt.Sprintf("UPDATE %s WITH (UPDLOCK, HOLDLOCK, ROWLOCK%s) SET @fence = fence = CASE WHEN fence + %[3]d > @clock THEN fence + %[3]d ELSE @clock END WHERE id = @id",
+			table, locked, dialect.FenceStride)
 	}
 	return strings.NewReplacer("{table}", table, "{lock}", lock, "{first}", first).Replace(rowsText)
 }
@@ -149,7 +178,8 @@ func (b *rowBatch) parameters(p packed) []any {
 
 // run is the batch by itself.
 func (b *rowBatch) run(ctx context.Context, on dialect.Tx, p packed, before string) error {
-	args := append(b.parameters(p), sql.Named("count", p.count), sql.Named("names", p.names), out("session", &b.session))
+	b.before = before
+	args := append(b.parameters(p), sql.Named("count", p.count), sql.Named("names", p.names), sql.Named("modes", p.modes), out("session", &b.session))
 	if before != "" {
 		args = append(args, out("transactions", &b.transactions))
 	}
@@ -158,7 +188,7 @@ func (b *rowBatch) run(ctx context.Context, on dialect.Tx, p packed, before stri
 }
 
 // finish creates the rows that a run reported missing, by statements of their
-// own on autocommit, and runs again. It returns the first fence of each key.
+// own on autocommit, and runs again. It returns the fence of each key.
 func (b *rowBatch) finish(ctx context.Context, on, autocommit dialect.Tx, p packed, keys []dialect.Key) ([]int64, error) {
 	if b.missing != "" {
 		missing, err := parseInts(b.missing)
@@ -174,7 +204,7 @@ func (b *rowBatch) finish(ctx context.Context, on, autocommit dialect.Tx, p pack
 			}
 		}
 		b.ensured = 1
-		if err := b.run(ctx, on, p, ""); err != nil {
+		if err := b.run(ctx, on, p, b.before); err != nil {
 			return nil, err
 		}
 	}
@@ -184,9 +214,6 @@ func (b *rowBatch) finish(ctx context.Context, on, autocommit dialect.Tx, p pack
 	}
 	if len(fences) != len(keys) {
 		return nil, fmt.Errorf("the server returned %d fencing numbers for %d keys", len(fences), len(keys))
-	}
-	for i := range fences {
-		fences[i] -= max(0, b.numbers-1)
 	}
 	return fences, nil
 }

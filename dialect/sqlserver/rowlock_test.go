@@ -2,9 +2,11 @@ package sqlserver
 
 import (
 	"database/sql/driver"
+	"math"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/dblock-go/dblock/dialect"
 )
@@ -27,7 +29,7 @@ func rows(missing, fences string) answer {
 }
 
 func TestLockRows(t *testing.T) {
-	stub, d := openDB(t, rows("", "3,4,"), rows("", "5,6,"))
+	stub, d := openDB(t, rows("", "3,4,"), rows("", "3,4,"), rows("", "5,6,"))
 	tx := begin(t, d)
 	request := dialect.RowRequest{Table: dialect.Table{Schema: "s", Name: "t]x"}, Keys: rowKeys}
 	if fences, err := d.LockRows(t.Context(), tx, request); err != nil || fences != nil {
@@ -41,8 +43,11 @@ func TestLockRows(t *testing.T) {
 	if !strings.Contains(sent[0].query, "SELECT @fence = fence FROM [s].[t]]x] WITH (UPDLOCK, HOLDLOCK, ROWLOCK) WHERE id = @id") {
 		t.Errorf("locked with %s", sent[0].query)
 	}
-	if !strings.Contains(sent[1].query, "UPDATE [s].[t]]x] WITH (UPDLOCK, HOLDLOCK, ROWLOCK) SET @fence = fence = fence + 1 WHERE id = @id") {
-		t.Errorf("locked with %s", sent[1].query)
+	if !strings.Contains(sent[2].query, "UPDATE [s].[t]]x] WITH (UPDLOCK, HOLDLOCK, ROWLOCK) SET @fence = fence = CASE") {
+		t.Errorf("drawn with %s", sent[2].query)
+	}
+	if sent[1].session != sent[0].session || sent[2].session == sent[0].session {
+		t.Error("the numbers are those of the transaction, whose rollback would give them again")
 	}
 	if ids := sent[0].args["ids"].(string); len(ids) != 2*idSlot || !slices.Equal(strings.Fields(ids), []string{"-8", "7"}) {
 		t.Errorf("sent ids %q", ids)
@@ -50,9 +55,57 @@ func TestLockRows(t *testing.T) {
 }
 
 func TestLockRowsShared(t *testing.T) {
-	_, d := openDB(t)
-	_, err := d.LockRows(t.Context(), begin(t, d), dialect.RowRequest{Keys: []dialect.Key{keyB}})
-	wantError(t, err, dialect.Unsupported, "")
+	stub, d := openDB(t, rows("", "0,"))
+	if _, err := d.LockRows(t.Context(), begin(t, d), dialect.RowRequest{Keys: []dialect.Key{keyB}}); err != nil {
+		t.Fatal(err)
+	}
+	sent := stub.sent("FROM [locks] WITH (HOLDLOCK, ROWLOCK) WHERE id = @id")
+	if len(sent) != 1 || sent[0].args["modes"] != "S" {
+		t.Errorf("sent %v", sent)
+	}
+}
+
+// A limit is that of the whole call, while LOCK_TIMEOUT begins anew with each key.
+func TestLockRowsWithin(t *testing.T) {
+	stub, d := openDB(t, rows("", "0,"), rows("", "0,"))
+	if _, err := d.LockRows(t.Context(), begin(t, d), dialect.RowRequest{Keys: rowKeys, Wait: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+	sent := stub.sent("SET LOCK_TIMEOUT ")
+	if len(sent) != 2 || sent[0].args["count"] != int32(1) {
+		t.Fatalf("sent %v", sent)
+	}
+	for limit, text := range map[time.Duration]string{-time.Second: " 1;", 1: " 1;", 1500 * time.Microsecond: " 2;", math.MaxInt64: " 2147483647;"} {
+		if got := lockTimeout(limit); !strings.Contains(got, text) {
+			t.Errorf("%v: %q", limit, got)
+		}
+	}
+}
+
+func TestGuard(t *testing.T) {
+	highest := func(n int64) answer { return answer{outs: map[string]any{"highest": n}} }
+	r := dialect.GuardRequest{Key: keyA, Token: 100}
+	for n, class := range map[int64]dialect.Class{100: "", 101: dialect.NotHeld} {
+		stub, d := openDB(t, rows("", "0,"), highest(n))
+		err := d.Guard(t.Context(), begin(t, d), r)
+		if dialect.ClassOf(err) != class {
+			t.Errorf("%d: %v", n, err)
+		}
+		if sent := stub.sent("SELECT @drawn = fence FROM [locks] WITH (READCOMMITTED)"); len(sent) != 1 || sent[0].args["guard"] != dialect.GuardRows(keyA)[0].ID {
+			t.Errorf("sent %v", sent)
+		}
+	}
+}
+
+func TestCleanRows(t *testing.T) {
+	stub, d := openDB(t, answer{outs: map[string]any{"seen": 5, "last": 77, "deleted": 3}})
+	cleaned, err := d.CleanRows(t.Context(), dialect.CleanRequest{From: -9, Rows: 5, Age: time.Second})
+	if want := (dialect.Cleaned{Deleted: 3, Last: 77, More: true}); err != nil || cleaned != want {
+		t.Errorf("%+v, %v", cleaned, err)
+	}
+	if sent := stub.sent("DELETE FROM [locks] WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)"); len(sent) != 1 || sent[0].args["age"] != int64(1e6) {
+		t.Errorf("sent %v", sent)
+	}
 }
 
 // Missing rows are created outside the transaction; 2627 (primary key) and 2601

@@ -148,7 +148,7 @@ func (s *session) acquire(ctx context.Context, r dialect.Request) (fences []int6
 	}
 	var rows *rowBatch
 	if r.Fence != nil {
-		rows = &rowBatch{table: *r.Fence, numbers: int64(max(1, r.Numbers)), try: r.Try}
+		rows = &rowBatch{table: *r.Fence, draw: true, try: r.Try}
 	}
 	g, err := s.locks().acquire(ctx, p, waitMillis(ctx, r.Try, 0), rows)
 	if err != nil {

@@ -23,6 +23,7 @@ package sqlserver
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"net/url"
 	"reflect"
 	"strings"
@@ -30,6 +31,7 @@ import (
 	mssql "github.com/microsoft/go-mssqldb"
 
 	"github.com/dblock-go/dblock/dialect"
+	"github.com/dblock-go/dblock/dialect/internal/kept"
 	"github.com/dblock-go/dblock/dialect/internal/pinned"
 	"github.com/dblock-go/dblock/dialect/internal/tcp"
 )
@@ -47,7 +49,9 @@ type Options struct {
 type DB struct {
 	db   *sql.DB
 	pool *pinned.Pool
-	own  bool // db was opened here
+	// beside is for what is committed beside the caller's transaction.
+	beside *kept.Conn[*pinned.Conn]
+	own    bool // db was opened here
 
 	userTables userTables
 }
@@ -74,11 +78,16 @@ func New(ctx context.Context, db *sql.DB, opts ...*Options) (*DB, error) {
 	if db == nil {
 		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "the *sql.DB is nil"}
 	}
-	d := &DB{db: db, pool: pinned.NewPool(db)}
+	d := newDB(db)
 	if err := d.probe(ctx, o.AllowUnsafe); err != nil {
 		return nil, err
 	}
 	return d, nil
+}
+
+func newDB(db *sql.DB) *DB {
+	pool := pinned.NewPool(db)
+	return &DB{db: db, pool: pool, beside: kept.New(pool.TakeFree, (*pinned.Conn).Destroy, connectionOver)}
 }
 
 // Open is New with a pool of its own, without a limit, which Close closes. The
@@ -159,12 +168,13 @@ func (d *DB) Natives() (conn, tx reflect.Type) {
 // SQL is the pool.
 func (d *DB) SQL() *sql.DB { return d.db }
 
-// Close closes the pool if Open made it.
+// Close closes the connection that the DB keeps, and the pool if Open made it.
 func (d *DB) Close() error {
-	if !d.own {
-		return nil
+	err := d.beside.Close()
+	if d.own {
+		err = errors.Join(err, d.db.Close())
 	}
-	return d.db.Close()
+	return err
 }
 
 // quote makes an identifier of a name.

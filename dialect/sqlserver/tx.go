@@ -112,12 +112,12 @@ func (d *DB) BeginLocked(ctx context.Context, o *sql.TxOptions, r dialect.TxRequ
 }
 
 // BeginRows is [DB.BeginLocked] with row locks.
-func (d *DB) BeginRows(ctx context.Context, o *sql.TxOptions, t dialect.Table, keys []dialect.Key) (dialect.OwnedTx, error) {
+func (d *DB) BeginRows(ctx context.Context, o *sql.TxOptions, r dialect.RowRequest) (dialect.OwnedTx, error) {
 	tx, err := d.Begin(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	_, err = d.LockRows(ctx, tx, dialect.RowRequest{Table: t, Keys: keys})
+	_, err = d.LockRows(ctx, tx, r)
 	return dialect.Begun(ctx, tx, err)
 }
 

@@ -266,10 +266,15 @@ func TestExecFencing(t *testing.T) {
 			t.Errorf("without a lock table: %s", stderr)
 		}
 		run(t, d.dsn, 0, "setup")
-		for want := 1; want <= 3; want++ {
-			if token, _ := run(t, d.dsn, 0, fenced...); token != strconv.Itoa(want) {
-				t.Errorf("token %q, want %d", token, want)
+		run(t, d.dsn, 0, "setup", "--table", "elsewhere")
+		last := int64(0)
+		for _, more := range [][]string{nil, {"--table", "elsewhere"}, nil} {
+			text, _ := run(t, d.dsn, 0, append(append(fenced[:1:1], more...), fenced[1:]...)...)
+			token, err := strconv.ParseInt(text, 10, 64)
+			if err != nil || token <= last {
+				t.Errorf("token %q after %d", text, last)
 			}
+			last = token
 		}
 	})
 }

@@ -84,7 +84,7 @@ func (c checked) ways(db dblock.DB) (ways, tries map[string]inside) {
 	return ways, tries
 }
 
-func nothing(context.Context) error { return nil }
+func doNothing(context.Context) error { return nil }
 
 // Each way to lock is seen, outside of another and inside, from its begin to its end.
 func checkerSees(t *testing.T, h *Harness) {
@@ -94,7 +94,7 @@ func checkerSees(t *testing.T, h *Harness) {
 	a, b := dblock.NewKey("a", "1"), dblock.NewKey("b", "1")
 	run := func(t *testing.T, outer inside, outerKey dblock.Key, inner inside, innerKey dblock.Key) {
 		t.Helper()
-		err := outer(ctx, outerKey, func(ctx context.Context) error { return inner(ctx, innerKey, nothing) })
+		err := outer(ctx, outerKey, func(ctx context.Context) error { return inner(ctx, innerKey, doNothing) })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -140,7 +140,7 @@ func checkerSees(t *testing.T, h *Harness) {
 	}
 }
 
-// A context that outlives what it was made for holds nothing.
+// A context that outlives what it was made for holds doNothing.
 func checkerSeesReleases(t *testing.T, h *Harness) {
 	d := h.Database(t)
 	d.Setup(t)
@@ -157,10 +157,10 @@ func checkerSeesReleases(t *testing.T, h *Harness) {
 			return nil
 		})
 		if err == nil {
-			err = c.locks.Do(after, nothing, b)
+			err = c.locks.Do(after, doNothing, b)
 		}
 		if err == nil {
-			err = c.locks.Do(ctx, func(ctx context.Context) error { return way(ctx, a, nothing) }, b)
+			err = c.locks.Do(ctx, func(ctx context.Context) error { return way(ctx, a, doNothing) }, b)
 		}
 		if err != nil {
 			t.Errorf("%s: %v", name, err)

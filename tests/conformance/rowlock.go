@@ -25,6 +25,22 @@ var rowlockClauses = []clause{
 	{"rows: an error or a panic of the function rolls back", rowsFailure},
 	{"rows: the function ended the transaction", rowsEndedByFunction},
 	{"rows: a lost session is no success", rowsLostSession},
+	{"rows: fencing numbers never come again", rowsFencingForEver},
+	{"rows: fencing numbers do not starve a small pool", rowsFencingSmallPool},
+	{"rows: a fencing number on a pool of one connection", rowsFencingPoolOfOne},
+	{"rows: a guard refuses who was overtaken", rowsGuard},
+	{"rows: a guard holds against a paused transaction", rowsGuardPaused},
+	{"rows: a guard refuses what cannot be meant", rowsGuardRefuses},
+	{"rows: a fenced column refuses who was overtaken", rowsFencedColumn},
+	{"rows: shared holders", rowsShared},
+	{"rows: first use of shared keys", rowsSharedFirstUse},
+	{"rows: shared and exclusive in one call", rowsMixedModes},
+	{"rows: a wait ends with its limit", rowsWaitLimits},
+	{"rows: an observer hears of a long wait", rowsWaitAnnounced},
+	{"rows: first use in the caller's transaction", rowsFirstUseByCallers},
+	{"rows: cleaning deletes what nobody uses", rowsClean},
+	{"rows: cleaning beside lockers", rowsCleanBesideLockers},
+	{"rows: no stale read follows the lock", rowsNoStaleRead},
 }
 
 // blocked counts the sessions on the database that wait for a row or a transaction.

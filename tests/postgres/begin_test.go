@@ -35,7 +35,7 @@ func TestTransactionBeginsWithItsLocks(t *testing.T) {
 			}
 			must(t, tx.Commit(t.Context()))
 		}
-		tx, err := db.BeginRows(t.Context(), nil, dialect.Table{}, keys(math.MinInt64, -1, math.MaxInt64))
+		tx, err := db.BeginRows(t.Context(), nil, dialect.RowRequest{Keys: keys(math.MinInt64, -1, math.MaxInt64)})
 		must(t, err)
 		other := begin(t, db, nil)
 		for _, id := range []int64{math.MinInt64, -1, math.MaxInt64} {
@@ -70,14 +70,11 @@ func TestTransactionThatCannotBeginLockedLeavesNothing(t *testing.T) {
 			{"isolation level", dialect.Unsupported, func(ctx context.Context) (dialect.OwnedTx, error) {
 				return db.BeginLocked(ctx, &sql.TxOptions{Isolation: sql.LevelLinearizable}, dialect.TxRequest{Keys: keys(1)})
 			}},
-			{"shared row", dialect.Unsupported, func(ctx context.Context) (dialect.OwnedTx, error) {
-				return db.BeginRows(ctx, nil, dialect.Table{}, shared(1))
-			}},
 			{"missing table", dialect.Setup, func(ctx context.Context) (dialect.OwnedTx, error) {
-				return db.BeginRows(ctx, nil, dialect.Table{Name: "missing"}, keys(1))
+				return db.BeginRows(ctx, nil, dialect.RowRequest{Table: dialect.Table{Name: "missing"}, Keys: keys(1)})
 			}},
 			{"read-only", dialect.Unsupported, func(ctx context.Context) (dialect.OwnedTx, error) {
-				return db.BeginRows(ctx, &sql.TxOptions{ReadOnly: true}, dialect.Table{}, keys(1))
+				return db.BeginRows(ctx, &sql.TxOptions{ReadOnly: true}, dialect.RowRequest{Keys: keys(1)})
 			}},
 			{"canceled", dialect.Canceled, func(ctx context.Context) (dialect.OwnedTx, error) {
 				ctx, cancel := context.WithCancel(ctx)
@@ -96,7 +93,7 @@ func TestTransactionThatCannotBeginLockedLeavesNothing(t *testing.T) {
 			{"expired", dialect.Timeout, func(ctx context.Context) (dialect.OwnedTx, error) {
 				ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 				defer cancel()
-				return db.BeginRows(ctx, nil, dialect.Table{}, keys(10, 20))
+				return db.BeginRows(ctx, nil, dialect.RowRequest{Keys: keys(10, 20)})
 			}},
 		} {
 			t.Run(test.name, func(t *testing.T) {
@@ -128,7 +125,7 @@ func TestRefusedBeginKeepsTheConnection(t *testing.T) {
 	wantClass(t, err, dialect.NotAcquired)
 	_, err = db.BeginLocked(t.Context(), nil, dialect.TxRequest{Keys: keys(20), Wait: time.Millisecond})
 	wantClass(t, err, dialect.Timeout)
-	_, err = db.BeginRows(t.Context(), nil, dialect.Table{Name: "missing"}, keys(1))
+	_, err = db.BeginRows(t.Context(), nil, dialect.RowRequest{Table: dialect.Table{Name: "missing"}, Keys: keys(1)})
 	wantClass(t, err, dialect.Setup)
 	if after := pid(); after != before {
 		t.Errorf("server process %d became %d", before, after)
@@ -187,8 +184,12 @@ func (c countedConn) Write(b []byte) (int, error) {
 func TestLocksOfATransactionTakeOneRoundTrip(t *testing.T) {
 	pool, db, messages := counted(t)
 	begins := map[string]func() (dialect.OwnedTx, error){
-		"rows":         func() (dialect.OwnedTx, error) { return db.BeginRows(t.Context(), nil, dialect.Table{}, keys(1)) },
-		"several rows": func() (dialect.OwnedTx, error) { return db.BeginRows(t.Context(), nil, dialect.Table{}, keys(1, 2, 3)) },
+		"rows": func() (dialect.OwnedTx, error) {
+			return db.BeginRows(t.Context(), nil, dialect.RowRequest{Keys: keys(1)})
+		},
+		"several rows": func() (dialect.OwnedTx, error) {
+			return db.BeginRows(t.Context(), nil, dialect.RowRequest{Keys: keys(1, 2, 3)})
+		},
 	}
 	for name, r := range map[string]dialect.TxRequest{
 		"one key": {Keys: keys(1)}, "several keys": {Keys: keys(1, 2, 3)},

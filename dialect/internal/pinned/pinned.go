@@ -58,6 +58,16 @@ func (p *Pool) Take(ctx context.Context) (*Conn, error) {
 	return &Conn{Conn: conn, pool: p}, nil
 }
 
+// TakeFree is Take for who has a connection of the pool in use, perhaps like all others
+// who do: where none is free it does not wait for theirs.
+func (p *Pool) TakeFree(ctx context.Context) (*Conn, error) {
+	if s := p.db.Stats(); s.MaxOpenConnections > 0 && s.InUse >= s.MaxOpenConnections {
+		return nil, &dialect.Error{Class: dialect.Capacity, Hint: fmt.Sprintf(
+			"this needs one connection more, to keep, and all of the pool's %d are in use: %s", s.MaxOpenConnections, wayOut)}
+	}
+	return p.Take(ctx)
+}
+
 const (
 	// takeWithin bounds the wait for a connection that the application may be using
 	// to wait for the very lock.
