@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/dblock-go/dblock"
@@ -159,6 +160,9 @@ func (r *Rows) values(keys []PrimaryKey) ([][]driver.Value, error) {
 		}
 		all[i] = make([]driver.Value, len(key))
 		for n, value := range key {
+			if large, ok := value.(uint64); ok { // as of a claim, and more than drivers take
+				value = strconv.FormatUint(large, 10)
+			}
 			converted, err := driver.DefaultParameterConverter.ConvertValue(value)
 			switch {
 			case err != nil:

@@ -56,6 +56,9 @@ func (db *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest)
 	}
 	if err := db.ensureRows(ensuring, l.table, needed, r.Try); err != nil {
 		// The caller's transaction has not been used.
+		if ctx.Err() == nil && r.Wait > 0 && !time.Now().Before(l.until) {
+			return nil, &dialect.Error{Class: dialect.Timeout, Remains: dialect.RemainsUsable, Err: fmt.Errorf("wait limit: %w", err)}
+		}
 		return nil, remains(db.tableFailure(ctx, r.Table, err), dialect.RemainsUsable)
 	}
 	locked, err := l.lockFree(ctx, r.Keys)
@@ -101,7 +104,7 @@ func (l *rowLocker) lockFree(ctx context.Context, keys []dialect.Key) (bool, err
 		for i, key := range keys {
 			queries[i] = "(" + l.selectRow(key) + " NOWAIT)"
 		}
-		found, err := queryInts(ctx, l.tx, strings.Join(queries, " UNION ALL "))
+		found, err := l.db.lockedPlaces(ctx, l.tx, strings.Join(queries, " UNION ALL "))
 		if isBusy(err) || err == nil && len(found) < len(keys) {
 			return false, nil
 		}
@@ -119,7 +122,7 @@ func (l *rowLocker) selectRow(key dialect.Key) string {
 	if key.Mode == dialect.Shared {
 		strength = l.db.flavor.forShare
 	}
-	return fmt.Sprintf("SELECT id FROM %s WHERE id = %d %s", l.table, key.ID, strength)
+	return fmt.Sprintf("SELECT id, %s FROM %s WHERE id = %d %s", l.db.flavor.inTransaction, l.table, key.ID, strength)
 }
 
 // lockRow waits for the row if it is not free.
@@ -145,34 +148,15 @@ func (l *rowLocker) lockRow(ctx context.Context, key dialect.Key) error {
 		found, err = l.find(ctx, query)
 		return err
 	})
-	if dialect.ClassOf(err) == dialect.Timeout {
-		return l.unlessGranted(ctx, query, err)
-	}
 	if err != nil || found {
 		return err
 	}
 	return l.recreate(ctx, key)
 }
 
-// unlessGranted is for a wait that was interrupted at its limit, perhaps after the lock
-// had been granted: the server tells by granting it once more.
-func (l *rowLocker) unlessGranted(ctx context.Context, query string, late error) error {
-	if l.db.rollbackOnTimeout {
-		return doubtful(late)
-	}
-	found, err := l.find(ctx, query+" NOWAIT")
-	switch {
-	case err == nil && found:
-		return nil
-	case err == nil, isBusy(err):
-		return late
-	}
-	return err
-}
-
 func (l *rowLocker) find(ctx context.Context, query string) (found bool, err error) {
-	var id int64
-	return queryRow(ctx, l.tx, query, &id)
+	ids, err := l.db.lockedPlaces(ctx, l.tx, query)
+	return len(ids) > 0, err
 }
 
 // recreate is for a row that somebody deleted although this process had seen it, which

@@ -12,32 +12,54 @@ import (
 
 // waitForRow runs a statement that may wait for a row: at most for the limit if there
 // is one, after which the error has class Timeout and the transaction goes on, and
-// never longer than ctx, whose end costs the connection.
+// never longer than ctx, whose end costs the connection. With a limit the statement is a
+// locking SELECT.
 //
 // innodb_lock_wait_timeout counts in seconds, so the limit is that of the statement,
 // which counts in milliseconds on both servers and ends a wait for a row as it does
-// all else. It waits only after it knows whom to kill when the wait is abandoned.
+// all else, perhaps after the row was granted: the server tells by granting it once
+// more. It waits only after it knows whom to kill when the wait is abandoned.
 func (db *DB) waitForRow(ctx context.Context, q dialect.Querier, query string, limit time.Duration, run func(query string) error) error {
 	waiter, err := threadOf(ctx, q)
 	if err != nil {
 		return err
 	}
+	waiting := query
 	if limit > 0 {
-		query = db.flavor.limited(query, max(limit, time.Millisecond))
+		waiting = db.flavor.limited(query, max(limit, time.Millisecond))
 	}
-	query = unique(q, query)
-	err = run(query)
+	waiting = unique(q, waiting)
+	err = run(waiting)
 	switch {
 	case err == nil:
 	case limit > 0 && (isNumber(err, errQueryTimeout) || isNumber(err, errStatementTimeout)):
-		var cause *dialect.Error
-		if errors.As(db.Classify(err), &cause) {
-			return &dialect.Error{Class: dialect.Timeout, Code: cause.Code, Remains: cause.Remains, Err: fmt.Errorf("wait limit: %w", err)}
+		late := asLimit(db.Classify(err))
+		if db.rollbackOnTimeout {
+			return doubtful(late)
 		}
+		if err := run(query + " NOWAIT"); !isBusy(err) {
+			return err
+		}
+		return late
+	case interruptedWait(err):
+		return doubtful(db.Classify(err))
 	case ctx.Err() != nil && !answered(err):
-		db.killIn(waiter, query)
+		db.killIn(waiter, waiting)
 	}
 	return err
+}
+
+// interruptedWait is true of what ends a wait that may just have been granted.
+func interruptedWait(err error) bool {
+	return isNumber(err, errQueryInterrupted) || isNumber(err, errQueryTimeout) || isNumber(err, errStatementTimeout)
+}
+
+func asLimit(err error) error {
+	var e *dialect.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	return &dialect.Error{Class: dialect.Timeout, Code: e.Code, Remains: e.Remains, Err: fmt.Errorf("wait limit: %w", e.Err)}
 }
 
 // limitedByHint is a SELECT with MySQL's limit:

@@ -7,7 +7,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"slices"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -35,16 +35,23 @@ type statement struct {
 
 // text has the parameters written out.
 func (s statement) text() string {
-	var pairs []string
-	for i, arg := range slices.Backward(s.args) { // $10 is looked for before $1
-		value := fmt.Sprintf("(%v)", arg)
-		if text, ok := arg.(string); ok {
-			value = literal(text)
-		}
-		pairs = append(pairs, "$"+strconv.Itoa(i+1), value)
+	if len(s.args) == 0 {
+		return s.query
 	}
-	return strings.NewReplacer(pairs...).Replace(s.query)
+	return parameter.ReplaceAllStringFunc(s.query, func(token string) string {
+		n, err := strconv.Atoi(strings.TrimPrefix(token, "$"))
+		if err != nil {
+			return token
+		}
+		if text, ok := s.args[n-1].(string); ok {
+			return literal(text)
+		}
+		return fmt.Sprintf("(%v)", s.args[n-1])
+	})
 }
+
+// parameter finds parameters, and quoted names as a whole: "a$1" has none.
+var parameter = regexp.MustCompile(`"[^"]*"|\$\d+`)
 
 // transaction is what the locks need of the caller's transaction.
 type transaction interface {

@@ -45,7 +45,7 @@ func (d *DB) LockUserRows(ctx context.Context, tx dialect.Tx, r dialect.UserRows
 		}
 	}
 	began := time.Now()
-	for distinct := distinctKeys(values); ; {
+	for looks, distinct := 0, distinctKeys(values); ; looks++ {
 		wait := r.Wait
 		if wait > 0 {
 			wait = max(time.Millisecond, wait-time.Since(began))
@@ -63,6 +63,10 @@ func (d *DB) LockUserRows(ctx context.Context, tx dialect.Tx, r dialect.UserRows
 			return err
 		case len(missing) > 0:
 			return r.Missing(dialect.RemainsUsable, missing...)
+		case looks == mostLooks:
+			return &dialect.Error{Class: dialect.Denied, Remains: dialect.RemainsUsable,
+				Err:  fmt.Errorf("%s: the rows exist, but not all of them can be locked", r.Table),
+				Hint: "a policy of row security that lets this user read a row must let it update the row too"}
 		}
 		distinct = found // a row was named twice in other words, or has come or gone meanwhile
 	}
@@ -239,6 +243,11 @@ var strengths = map[dialect.Strength]string{
 	dialect.Update:      " FOR UPDATE",
 	dialect.Share:       " FOR SHARE",
 }
+
+// mostLooks bounds how often rows may come and go. Those that a policy hides from FOR
+// UPDATE alone never come:
+// https://www.postgresql.org/docs/current/sql-createpolicy.html#SQL-CREATEPOLICY-SUMMARY
+const mostLooks = 5
 
 // lockUserRows has a row for each that it locked.
 func lockUserRows(r dialect.UserRows, values [][]string, wait string) statement {

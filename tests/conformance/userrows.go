@@ -18,6 +18,7 @@ var userRowsClauses = []clause{
 	{"own rows: a missing row is named", userRowsMissing},
 	{"own rows: a refused try leaves the transaction usable", userRowsTryRefused},
 	{"own rows: a limited wait leaves the transaction usable", userRowsWithin},
+	{"own rows: a limit that crosses the grant leaves nothing", userRowsCrossing},
 	{"own rows: a cancelled wait leaves nothing", userRowsCancelled},
 	{"own rows: any order and any spelling do not deadlock", userRowsOrder},
 	{"own rows: mistakes are told before anything is locked", userRowsMistakes},

@@ -187,6 +187,40 @@ func userRowsWithin(t *testing.T, h *Harness) {
 	}
 }
 
+// The holder ends at about the moment at which the waiter's limit does. Whatever the
+// waiter is told is then true.
+func userRowsCrossing(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	rows := d.stock(t, rowlock.RowsOptions{}, 1)
+	ctx := testContext(t)
+	const limit = 15 * time.Millisecond
+	key := rowlock.PK(0, "c")
+	for round := range 60 {
+		holder, tx, other := d.Begin(t, nil), d.Begin(t, nil), d.Begin(t, nil)
+		if err := rows.TryLock(ctx, holder, key); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan struct{})
+		time.AfterFunc(limit+time.Duration(round%40-15)*100*time.Microsecond, func() {
+			defer close(ended)
+			_ = holder.Rollback(ctx)
+		})
+		err := rows.LockWithin(ctx, tx, limit, key)
+		<-ended
+		free := rows.TryLock(ctx, other, key)
+		switch {
+		case err == nil && !errors.Is(free, dblock.ErrNotAcquired):
+			t.Errorf("granted, but another one got: %v", free)
+		case err != nil && !errors.Is(err, dblock.ErrTimeout):
+			t.Errorf("%v, want %v", err, dblock.ErrTimeout)
+		case err != nil && deadlock.Remains(d.DB, err) == dialect.RemainsUsable && free != nil:
+			t.Errorf("%v, but another one got: %v", err, free)
+		}
+		rollback(t, tx)
+		rollback(t, other)
+	}
+}
+
 func userRowsCancelled(t *testing.T, h *Harness) {
 	d := h.Database(t)
 	rows := d.stock(t, rowlock.RowsOptions{}, 1)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	driver "github.com/go-sql-driver/mysql"
 
@@ -95,7 +96,7 @@ func TestReadAfterTheLockIsFresh(t *testing.T) {
 			}
 			result := make(chan error, 1)
 			go func() { result <- lock(e.ctx, db, waiter, 1) }()
-			e.awaitStatement(t, id, "%SELECT id FROM %", 0)
+			e.awaitStatement(t, id, "%SELECT id,% FROM %", 0)
 			e.exec(t, holder, "UPDATE account SET balance = balance - 1")
 			if err := holder.Commit(e.ctx); err != nil {
 				t.Fatal(err)
@@ -230,7 +231,7 @@ func TestCancelledRowLockLeavesTheServersQueue(t *testing.T) {
 			defer cancel()
 			result := make(chan error, 1)
 			go func() { result <- lock(ctx, db, waiter, 1) }()
-			e.awaitStatement(t, id, "%SELECT id FROM % FOR UPDATE", 0)
+			e.awaitStatement(t, id, "%SELECT id,% FROM % FOR UPDATE", 0)
 			cancel()
 			wantClass(t, <-result, dialect.Canceled)
 			e.awaitGone(t, id)
@@ -379,7 +380,7 @@ func TestWaitUnderRollbackOnTimeoutKeepsTheTransaction(t *testing.T) {
 		e.exec(t, waiter, "INSERT INTO written VALUES (1)")
 		result := make(chan error, 1)
 		go func() { result <- lock(e.ctx, db, waiter, 1) }()
-		e.awaitStatement(t, id, "%SELECT id FROM % FOR UPDATE", 0)
+		e.awaitStatement(t, id, "%SELECT id,% FROM % FOR UPDATE", 0)
 		if err := holder.Commit(e.ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -596,6 +597,64 @@ func TestMissingTableIsNamed(t *testing.T) {
 		}
 		if err := errors.Join(lock(e.ctx, db, tx, 1), tx.Commit(e.ctx)); err != nil {
 			t.Errorf("after it: %v", err)
+		}
+	})
+}
+
+// The row of a new key is created on a second connection, which has to wait here; the
+// end of the limit is not the loss of that connection.
+func TestLimitEndsWhileTheRowIsCreated(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		creator, tx := e.begin(t, db, nil), e.begin(t, db, nil)
+		e.exec(t, creator, "INSERT INTO locks (id, name) VALUES (1, 'k')")
+		for range 20 {
+			r := rows(1)
+			r.Wait = 20 * time.Millisecond
+			_, err := db.LockRows(e.ctx, tx, r)
+			if timeout := wantClass(t, err, dialect.Timeout); timeout.Remains != dialect.RemainsUsable {
+				t.Errorf("%v says that %d remains", err, timeout.Remains)
+			}
+		}
+		e.exec(t, tx, "DO 0")
+	})
+}
+
+// Who ends a wait from outside may do so in the moment of the grant.
+func TestWaitThatSomebodyElseEndedMayHaveBeenGranted(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		holder, tx := e.begin(t, db, nil), e.begin(t, db, nil)
+		if err := lock(e.ctx, db, holder, 1); err != nil {
+			t.Fatal(err)
+		}
+		limit := "SET SESSION max_execution_time = 100"
+		if e.mariadb() {
+			limit = "SET SESSION max_statement_time = 0.1"
+		}
+		e.exec(t, tx, limit)
+		err := lock(e.ctx, db, tx, 1)
+		if ended := wantClass(t, err, dialect.Timeout); ended.Remains != dialect.RemainsUnknown {
+			t.Errorf("%v says that %d remains", err, ended.Remains)
+		}
+		e.exec(t, tx, strings.Replace(strings.Replace(limit, "= 100", "= 0", 1), "= 0.1", "= 0", 1))
+	})
+}
+
+// MariaDB tells that a deadlock has left nothing of a transaction.
+func TestNoLockAfterADeadlockOnMariaDB(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		if !e.mariadb() {
+			t.Skip("MySQL does not tell")
+		}
+		db := e.open(t)
+		tx := e.begin(t, db, nil)
+		if err := lock(e.ctx, db, tx, 1); err != nil {
+			t.Fatal(err)
+		}
+		e.exec(t, tx, "ROLLBACK") // as the server does
+		for _, keys := range [][]int64{{1}, {1, 2}} {
+			wantClass(t, lock(e.ctx, db, tx, keys...), dialect.Unsupported)
 		}
 	})
 }

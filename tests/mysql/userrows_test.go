@@ -11,6 +11,7 @@ import (
 
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/dialect/mysql"
+	"github.com/dblock-go/dblock/rowlock"
 )
 
 // stock is a small table with a composite key, which the optimizer would rather scan.
@@ -231,6 +232,24 @@ func TestOwnRowsKeysOutsideTheCharacterSet(t *testing.T) {
 			if err := other.Rollback(e.ctx); err != nil {
 				t.Error(err)
 			}
+		}
+	})
+}
+
+// database/sql has no such number.
+func TestClaimedKeyAboveInt64CanBeLocked(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		e.exec(t, e.admin, "CREATE TABLE big (id BIGINT UNSIGNED PRIMARY KEY)")
+		e.exec(t, e.admin, "INSERT INTO big VALUES (18446744073709551615)")
+		rows := rowlock.NewRows(db, rowlock.RowsOptions{Table: "big", Key: []string{"id"}})
+		tx := e.begin(t, db, nil)
+		keys, err := rows.Claim(e.ctx, tx, rowlock.ClaimOptions{})
+		if err != nil || len(keys) != 1 {
+			t.Fatalf("%v, %v", keys, err)
+		}
+		if err := rows.Lock(e.ctx, tx, keys...); err != nil {
+			t.Error(err)
 		}
 	})
 }
