@@ -8,7 +8,8 @@ import (
 	"github.com/dblock-go/dblock/dialect"
 )
 
-// cleanBatch skips rows that are locked. READPAST needs READCOMMITTEDLOCK in a
+// cleanBatch skips rows that are locked, XLOCK also those that are locked shared, behind
+// which the U of a DELETE would go on to wait. READPAST needs READCOMMITTEDLOCK in a
 // database with READ_COMMITTED_SNAPSHOT:
 // https://learn.microsoft.com/sql/t-sql/queries/hints-transact-sql-table#readpast
 const cleanBatch = `
@@ -17,7 +18,7 @@ DECLARE @now datetime2 = SYSUTCDATETIME(), @stale bigint;
 SELECT @stale = (CONVERT(bigint, DATEDIFF(day, '19700101', @now)) * 86400 + DATEDIFF(second, CONVERT(date, @now), @now)) * 1000000 - @age;
 SELECT @seen = COUNT(*), @last = COALESCE(MAX(id), @from)
 	FROM (SELECT TOP (@rows) id FROM {table} WITH (NOLOCK) WHERE id >= @from ORDER BY id) AS page;
-DELETE FROM {table} WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE id >= @from AND id <= @last AND fence < @stale;
+DELETE FROM {table} WITH (XLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE id >= @from AND id <= @last AND fence < @stale;
 SELECT @deleted = @@ROWCOUNT;
 `
 

@@ -103,7 +103,7 @@ func TestCleanRows(t *testing.T) {
 	if want := (dialect.Cleaned{Deleted: 3, Last: 77, More: true}); err != nil || cleaned != want {
 		t.Errorf("%+v, %v", cleaned, err)
 	}
-	if sent := stub.sent("DELETE FROM [locks] WITH (ROWLOCK, READPAST, READCOMMITTEDLOCK)"); len(sent) != 1 || sent[0].args["age"] != int64(1e6) {
+	if sent := stub.sent("DELETE FROM [locks] WITH (XLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)"); len(sent) != 1 || sent[0].args["age"] != int64(1e6) {
 		t.Errorf("sent %v", sent)
 	}
 }
