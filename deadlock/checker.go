@@ -58,14 +58,16 @@ type CheckerOptions struct {
 // [WithTx] makes a context which carries them. A *sql.Conn in which transactions begin and
 // end is no transaction: its locks are not known to be held in later calls.
 //
-// It does not see statements of the application's own (see [Checker.Begin]), and knows
+// It does not see rows that rowlock.Rows locks, nor statements of the application's own
+// (see [Checker.Begin]), and knows
 // nothing of locks that guard an inversion: silence such pairs with
 // [CheckerOptions.Ignore].
 //
 // # What it costs
 //
-// A nil Checker costs a comparison. Otherwise each call costs some microseconds. A
-// Checker remembers the last 10,000 orders of classes, and of keys, looks at the first 100
+// A nil Checker costs a comparison. Otherwise each call costs some microseconds,
+// for each lock that is held around it: a transaction that locks thousands of keys in as
+// many calls is slow under a Checker. A Checker remembers the last 10,000 orders of classes, and of keys, looks at the first 100
 // keys of a call, gives up the search for a cycle after 1,000 locks, and keeps 1,000
 // inversions.
 //

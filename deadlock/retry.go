@@ -29,7 +29,8 @@ type RetryOptions struct {
 	Budget time.Duration
 	// Timeouts starts again also after a wait that reached its limit on the server or a
 	// WaitLimit, while ctx goes on: 55P03, 1205 of MySQL and MariaDB, 1222. It may last as
-	// long again. Default: such a failure is passed on.
+	// long again. A deadline of fn's own is none of them: it may have ended a commit, of
+	// which nobody knows then whether it was done. Default: such a failure is passed on.
 	Timeouts bool
 	// Keys are what the transaction locks, for events and errors to name.
 	Keys []dblock.Key
@@ -100,8 +101,8 @@ func (o RetryOptions) backoff() retry.Backoff {
 // pauses: where the cycle can go through them, Retry belongs around them.
 //
 // An error of fn that another run cannot cure comes back as it is. After the last
-// attempt, or when the budget is used up, the error says how many there were, and matches both [dblock.Error] and
-// the driver's own. If ctx ends during a pause the error matches the cause of that
+// attempt, or when the budget is used up, the error says how many there were, and
+// matches both [dblock.Error] and the driver's own. If ctx ends during a pause the error matches the cause of that
 // and the last failure. Bad options: [dblock.ErrInvalidOption]. A panic of fn
 // passes through.
 func Retry(ctx context.Context, db dblock.DB, fn func(ctx context.Context) error, opts ...*RetryOptions) error {
@@ -162,7 +163,13 @@ func run(ctx context.Context, db dblock.DB, fn func(ctx context.Context) error, 
 
 // cures reports whether another run may succeed.
 func (o RetryOptions) cures(ctx context.Context, db dblock.DB, failure error) bool {
-	return IsRetryable(db, failure) || o.Timeouts && ctx.Err() == nil && IsTimeout(db, failure)
+	return IsRetryable(db, failure) || o.Timeouts && ctx.Err() == nil && IsTimeout(db, failure) && !hitDeadline(failure)
+}
+
+// hitDeadline: what the application did itself ended with a deadline, where a wait limit of
+// dblock's has a class.
+func hitDeadline(failure error) bool {
+	return dialect.ClassOf(failure) == "" && errors.Is(failure, context.DeadlineExceeded)
 }
 
 func wait(ctx context.Context, pause time.Duration) error {

@@ -279,6 +279,26 @@ func TestRetryAfterTimeoutsIfAskedFor(t *testing.T) {
 	})
 }
 
+// committedLate may have been done.
+type committedLate struct{}
+
+func (committedLate) Error() string { return "commit: context deadline exceeded" }
+func (committedLate) Unwrap() []error {
+	return []error{context.DeadlineExceeded, driverError{dialect.Timeout}}
+}
+
+func TestRetryDoesNotRepeatWhatMayHaveBeenCommitted(t *testing.T) {
+	fn, runs := failing(1, committedLate{})
+	err := deadlock.Retry(t.Context(), &fakeDB{}, fn, &deadlock.RetryOptions{Timeouts: true})
+	if *runs != 1 || err != (committedLate{}) {
+		t.Errorf("%d runs, %v", *runs, err)
+	}
+	fn, runs = failing(1, &dialect.Error{Class: dialect.Timeout, Err: context.DeadlineExceeded}) // as of a WaitLimit
+	if err := deadlock.Retry(t.Context(), &fakeDB{}, fn, &deadlock.RetryOptions{Timeouts: true}); err != nil || *runs != 2 {
+		t.Errorf("after a wait limit: %d runs, %v", *runs, err)
+	}
+}
+
 func TestRetryKeepsItsBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const budget = 10 * time.Second

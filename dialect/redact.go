@@ -58,7 +58,7 @@ func (r *redactor) next() {
 	case strings.IndexByte(" \t\r\n\f\v", c) >= 0:
 		r.rest = r.rest[1:]
 		r.write(" ")
-	case strings.HasPrefix(r.rest, "--") && (!r.HashComments || len(r.rest) == 2 || r.rest[2] <= ' '):
+	case strings.HasPrefix(r.rest, "--") && (!r.HashComments || len(r.rest) == 2 || r.rest[2] <= ' ' || r.rest[2] == 0x7f):
 		r.lineComment()
 	case c == '#' && r.HashComments:
 		r.lineComment()
@@ -67,13 +67,24 @@ func (r *redactor) next() {
 	case strings.IndexByte(r.Strings, c) >= 0:
 		r.literal(c)
 	case r.identifier():
-	case c == '$' && r.DollarQuotes && !isWord(r.last) && r.dollarQuoted():
+	case c == '$' && r.DollarQuotes && r.dollarQuoted():
 	case isDigit(c) || c == '.' && len(r.rest) > 1 && isDigit(r.rest[1]) && !isWord(r.last):
 		r.number()
+	case isWord(c):
+		r.write(r.take(r.word()))
 	default:
 		_, n := utf8.DecodeRuneInString(r.rest)
 		r.write(r.take(n))
 	}
+}
+
+// word is the length of an identifier or a keyword.
+func (r *redactor) word() int {
+	n := 1
+	for n < len(r.rest) && (isWord(r.rest[n]) || r.rest[n] == '$') {
+		n++
+	}
+	return n
 }
 
 func (r *redactor) take(n int) string {
@@ -105,7 +116,11 @@ func (r *redactor) lineComment() {
 func (r *redactor) blockComment() {
 	r.write(" ")
 	if !r.NestedComments {
-		r.until("*/", 2)
+		if r.isCode() {
+			r.cut()
+		} else {
+			r.until("*/", 2)
+		}
 		return
 	}
 	depth := 0
@@ -123,6 +138,15 @@ func (r *redactor) blockComment() {
 			r.take(1)
 		}
 	}
+}
+
+// isCode: MySQL and MariaDB read some comments as SQL, depending on their versions
+// (https://dev.mysql.com/doc/refman/en/comments.html). What is quoted there may
+// contain what looks like the end.
+func (r *redactor) isCode() bool {
+	comment, _, _ := strings.Cut(r.rest[2:], "*/")
+	return comment != "" && strings.IndexByte("!M+", comment[0]) >= 0 &&
+		(strings.ContainsAny(comment, "'\"`#") || strings.Contains(comment, "--") || strings.Contains(comment, "/*"))
 }
 
 func (r *redactor) cut() {
@@ -182,7 +206,11 @@ func (r *redactor) dollarQuoted() bool {
 		}
 	}
 	r.write("?")
-	r.until(tag, len(tag))
+	if r.HashComments { // an identifier, but for the code of MySQL's functions
+		r.cut()
+	} else {
+		r.until(tag, len(tag))
+	}
 	return true
 }
 

@@ -73,7 +73,7 @@ type Target struct {
 func (t Target) Describe() string {
 	switch t.Kind {
 	case KindAdvisory:
-		return "key " + cmp.Or(t.Name, t.Key)
+		return "key " + cmp.Or(t.Name, t.Key, "unknown")
 	case KindRow:
 		return strings.Join(strings.Fields("row "+cmp.Or(t.Name, t.Row)+" of "+t.Table), " ")
 	case KindTable:

@@ -265,18 +265,32 @@ func programNames(ctx context.Context, conn dialect.Querier) (map[int64]string, 
 	return names, rows.Err()
 }
 
-var getLockCall = regexp.MustCompile(`(?i)\bGET_LOCK\s*\(\s*'([^']*)'(\s*,\s*0\s*\))?`)
+var getLockCall = regexp.MustCompile(`(?i)\bGET_LOCK\s*\(\s*(?:'([^']*)'|"([^"]*)")(\s*,\s*0\s*\))?`)
 
-// waitsFor is the name of the advisory lock that the process waits for, if any.
+// waitsFor is the name of the advisory lock that the process waits for, if any, and if
+// its statement tells.
 func (p process) waitsFor() string {
+	name, _ := p.waitsForOneOf(func(string) bool { return false })
+	return name
+}
+
+// waitsForOneOf is the first lock that the statement asks for and that the process does not
+// hold yet, or the last if it seems to hold them all: the views are not of one moment. The
+// name is empty where the statement has none in quotes.
+func (p process) waitsForOneOf(holds func(name string) bool) (name string, waits bool) {
 	if p.state != "User lock" {
-		return ""
+		return "", false
 	}
-	call := getLockCall.FindStringSubmatch(p.text)
-	if call == nil || call[2] != "" { // a try
-		return ""
+	calls := getLockCall.FindAllStringSubmatch(p.text, -1)
+	for _, call := range calls {
+		if try := call[3] != ""; try {
+			continue
+		}
+		if name = call[1] + call[2]; !holds(name) {
+			break
+		}
 	}
-	return call[1]
+	return name, name != "" || calls == nil
 }
 
 func (p process) describe(h *dialect.Holding) {

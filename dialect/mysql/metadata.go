@@ -78,25 +78,40 @@ func (m metadataLock) blocks(waiting metadataLock) bool {
 // who waits for whom.
 func (l *survey) waitForMetadata() {
 	ofTarget := map[dialect.Target][]metadataLock{}
-	waited := map[dialect.Target]bool{}
 	for _, m := range l.metadata {
-		ofTarget[m.target] = append(ofTarget[m.target], m)
-		waited[m.target] = waited[m.target] || m.pending
+		if !strings.HasPrefix(m.target.Key, probePrefix) {
+			ofTarget[m.target] = append(ofTarget[m.target], m)
+		}
 	}
-	for _, m := range l.metadata {
-		advisory := m.target.Kind == dialect.KindAdvisory
-		if advisory && strings.HasPrefix(m.target.Key, probePrefix) || !advisory && !waited[m.target] {
-			continue
-		}
-		blocks := m.pending
-		for _, other := range ofTarget[m.target] {
-			if m.pending && other.blocks(m) {
-				l.s.Waits = append(l.s.Waits, dialect.SnapshotWait{Waiter: m.session, Blocker: other.session, Target: m.target})
+	for target, locks := range ofTarget {
+		l.waitFor(target, locks)
+		for _, m := range locks {
+			blocks := slices.ContainsFunc(locks, func(other metadataLock) bool { return other.pending && m.blocks(other) })
+			if target.Kind == dialect.KindAdvisory || m.pending || blocks {
+				l.s.Locks = append(l.s.Locks, l.lockOf(m))
 			}
-			blocks = blocks || other.pending && m.blocks(other)
 		}
-		if advisory || blocks {
-			l.s.Locks = append(l.s.Locks, l.lockOf(m))
+	}
+}
+
+// waitFor adds who waits for whom because of one target. The servers see at once if two
+// sessions wait for each other so, and end it: where it looks like that, the lock has
+// changed hands while the views were read, and only a wait for who holds it is believed.
+func (l *survey) waitFor(target dialect.Target, locks []metadataLock) {
+	type wait struct{ waiter, blocker int64 }
+	holds := map[wait]bool{} // or else the blocker came first
+	for _, m := range locks {
+		for _, other := range locks {
+			if m.pending && other.blocks(m) {
+				w := wait{m.session, other.session}
+				holds[w] = holds[w] || !other.pending
+			}
+		}
+	}
+	for w, blockerHolds := range holds {
+		waiterHolds, mutual := holds[wait{w.blocker, w.waiter}]
+		if !mutual || blockerHolds && !waiterHolds {
+			l.s.Waits = append(l.s.Waits, dialect.SnapshotWait{Waiter: w.waiter, Blocker: w.blocker, Target: target})
 		}
 	}
 }

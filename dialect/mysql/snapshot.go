@@ -159,7 +159,7 @@ const grantPerformanceSchema = "GRANT SELECT ON performance_schema.* TO this use
 
 // readMetadata reads https://dev.mysql.com/doc/refman/en/performance-schema-metadata-locks-table.html.
 func (l *survey) readMetadata(ctx context.Context) error {
-	_, err := l.query(ctx, "SELECT object_type, COALESCE(object_schema, ''), COALESCE(object_name, ''), lock_type, lock_status, owner_thread_id"+
+	_, err := l.query(ctx, "SELECT object_type, COALESCE(object_schema, ''), COALESCE(object_name, ''), lock_type, lock_status, COALESCE(owner_thread_id, 0)"+
 		" FROM performance_schema.metadata_locks WHERE object_type IN ('USER LEVEL LOCK', 'TABLE', 'SCHEMA', 'GLOBAL', 'COMMIT', 'BACKUP LOCK')",
 		dialect.Gap{Kind: dialect.KindAdvisory, What: "who holds and who waits for advisory locks and tables", Remedy: grantPerformanceSchema},
 		func(rows *sql.Rows) error {
@@ -311,18 +311,29 @@ func (l *survey) readProcesses(ctx context.Context) error {
 // holds those that are not known yet.
 func (l *survey) readUserLocks(ctx context.Context) error {
 	held := map[string]bool{}
+	type holding struct {
+		session int64
+		name    string
+	}
+	holds := map[holding]bool{}
 	for _, m := range l.metadata {
-		held[m.target.Key] = m.object == userLevelLock
+		if m.object == userLevelLock {
+			held[m.target.Key], holds[holding{m.session, m.target.Key}] = true, true
+		}
 	}
 	var unknown []dialect.Key
 	for _, x := range l.sessions {
-		name := process{state: x.State, text: x.Statement}.waitsFor()
-		if name == "" {
+		name, waits := process{state: x.State, text: x.Statement}.waitsForOneOf(func(name string) bool { return holds[holding{x.ID, name}] })
+		if !waits {
 			continue
+		}
+		if name == "" {
+			l.s.Gaps = append(l.s.Gaps, dialect.Gap{What: fmt.Sprintf("which advisory lock session %d waits for, and for whom", x.ID),
+				Remedy: "its statement would tell if it had the name in quotes, and no parameter"})
 		}
 		target := metadataTarget(userLevelLock, "", name)
 		l.metadata = append(l.metadata, metadataLock{object: userLevelLock, target: target, mode: modeExclusive, pending: true, session: x.ID})
-		if !held[name] {
+		if name != "" && !held[name] {
 			held[name] = true
 			unknown = append(unknown, dialect.Key{Name: name})
 		}
@@ -443,6 +454,9 @@ func (l *survey) lives(session int64) bool {
 	return ok
 }
 
+// namesWithin bounds the wait for the lock table, which may be what everybody waits for.
+const namesWithin = time.Second
+
 // nameRows asks the lock table for the names that belong to the rows of its own.
 func (db *DB) nameRows(ctx context.Context, l *survey, table dialect.Table) error {
 	schema, name := db.resolve(table)
@@ -461,8 +475,9 @@ func (db *DB) nameRows(ctx context.Context, l *survey, table dialect.Table) erro
 		list = append(list, id)
 	}
 	names := map[string]string{}
-	if _, err := l.query(ctx, fmt.Sprintf("SELECT id, name FROM %s WHERE id IN (%s)", db.quoted(table), strings.Join(list, ", ")),
-		dialect.Gap{What: "the names of keys", Remedy: "GRANT SELECT ON " + db.quoted(table) + " TO this user"},
+	within, cancel := context.WithTimeout(ctx, namesWithin)
+	defer cancel()
+	err := l.each(within, fmt.Sprintf("SELECT id, name FROM %s WHERE id IN (%s)", db.quoted(table), strings.Join(list, ", ")),
 		func(rows *sql.Rows) error {
 			var id, name string
 			if err := rows.Scan(&id, &name); err != nil {
@@ -470,8 +485,24 @@ func (db *DB) nameRows(ctx context.Context, l *survey, table dialect.Table) erro
 			}
 			names[id] = name
 			return nil
-		}); err != nil {
+		})
+	gap := dialect.Gap{What: "the names of keys"}
+	switch {
+	case err == nil:
+	case isNumber(err, errUnknownColumn):
+		gap.What += ": " + db.quoted(table) + " is not dblock's lock table"
+		gap.Remedy = "tell which table is"
+	case refused(err):
+		gap.Remedy = "GRANT SELECT ON " + db.quoted(table) + " TO this user"
+	case within.Err() != nil && ctx.Err() == nil:
+		gap.What += ": " + db.quoted(table) + " is locked"
+		gap.Remedy = "look again when it is not"
+	default:
 		return err
+	}
+	if gap.Remedy != "" {
+		l.s.Gaps = append(l.s.Gaps, gap)
+		return nil
 	}
 	l.s.Name(func(t dialect.Target) string {
 		if t.Kind == dialect.KindRow && t.Table == own {

@@ -7,45 +7,63 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/dblock-go/dblock/dialect"
 )
 
-// snapshotQuery reads each view once, at nearly the same moment:
+// snapshotQuery reads each view once, pg_locks, as the server does, at one moment:
 // https://www.postgresql.org/docs/current/view-pg-locks.html,
-// https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-ACTIVITY-VIEW
-// and, of each waiter, https://www.postgresql.org/docs/current/functions-info.html.
+// https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-ACTIVITY-VIEW.
+// It does not ask pg_blocking_pids, which looks anew for each waiter: where locks change
+// hands all the time, the answers for two of them would make a cycle that never was.
 // Who waits for a row waits for its holder's transaction, and meanwhile holds the
-// row's place in line, which tells which one it is.
-const snapshotQuery = `WITH l AS MATERIALIZED (
-		SELECT * FROM pg_locks
-	), a AS MATERIALIZED (
-		SELECT * FROM pg_stat_activity
+// row's place in line, which tells which one it is. Parallel workers are their leader.
+const snapshotQuery = `WITH a AS MATERIALIZED (
+		SELECT *, coalesce((to_jsonb(s) ->> 'leader_pid')::int, pid) AS leader FROM pg_stat_activity AS s
+	), l AS MATERIALIZED (
+		SELECT *, ROW(locktype, database, relation, page, tuple, virtualxid, transactionid, classid, objid, objsubid)::text AS target FROM pg_locks
 	), t AS MATERIALIZED (
 		SELECT pid, relation, page, tuple FROM l WHERE locktype = 'tuple' AND granted
 	), w AS MATERIALIZED (
-		SELECT l.pid, l.locktype, l.classid, l.objid, l.objsubid, coalesce(l.relation, t.relation) AS relation,
+		SELECT a.leader AS pid, l.target, l.locktype, l.classid, l.objid, l.objsubid, coalesce(l.relation, t.relation) AS relation,
 			coalesce(l.page, t.page) AS page, coalesce(l.tuple, t.tuple) AS tuple, l.transactionid, l.mode,
-			coalesce((to_jsonb(l) ->> 'waitstart')::timestamptz, a.query_start) AS since, pg_blocking_pids(l.pid) AS blockers
+			coalesce((to_jsonb(l) ->> 'waitstart')::timestamptz, a.query_start) AS since
 		FROM l JOIN a USING (pid)
 		LEFT JOIN t ON l.locktype = 'transactionid' AND t.pid = l.pid
 		WHERE NOT l.granted AND a.datname = current_database() AND a.application_name IS DISTINCT FROM '` + probeApplication + `'
 	), h AS MATERIALIZED (
-		SELECT coalesce(l.pid, 0) AS pid, l.locktype, l.classid, l.objid, l.objsubid, l.relation, l.mode
+		SELECT coalesce(a.leader, l.pid, 0) AS pid, l.target, l.locktype, l.classid, l.objid, l.objsubid, l.relation, l.mode
 		FROM l LEFT JOIN a USING (pid)
 		WHERE l.granted AND a.application_name IS DISTINCT FROM '` + probeApplication + `' AND (
 			l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-			OR l.locktype = 'relation' AND l.relation IN (SELECT relation FROM w WHERE locktype = 'relation'))
+			OR l.target IN (SELECT target FROM w))
 	)
 	SELECT json_build_object('taken', clock_timestamp(),
-	'held', (SELECT json_agg(json_build_object('session', pid, 'type', locktype, 'class', classid::bigint, 'object', objid::bigint, 'part', objsubid,
+	'held', (SELECT json_agg(json_build_object('session', pid, 'target', target, 'type', locktype, 'class', classid::bigint, 'object', objid::bigint, 'part', objsubid,
 		'table', relation::regclass::text, 'mode', mode)) FROM h),
-	'waiting', (SELECT json_agg(json_build_object('session', pid, 'type', locktype, 'class', classid::bigint, 'object', objid::bigint, 'part', objsubid,
-		'table', relation::regclass::text, 'place', '(' || page || ',' || tuple || ')', 'transaction', transactionid::text, 'mode', mode, 'since', since, 'blockers', blockers)) FROM w),
+	'waiting', (SELECT json_agg(json_build_object('session', pid, 'target', target, 'type', locktype, 'class', classid::bigint, 'object', objid::bigint, 'part', objsubid,
+		'table', relation::regclass::text, 'place', '(' || page || ',' || tuple || ')', 'transaction', transactionid::text, 'mode', mode, 'since', since)) FROM w),
 	'sessions', (SELECT json_agg(json_build_object('id', pid, 'application', application_name, 'host', coalesce(client_hostname, host(client_addr)), 'user', usename,
 		'state', coalesce(state, backend_type), 'since', backend_start, 'began', xact_start, 'statement', query))
-		FROM a WHERE pid IN (SELECT pid FROM h UNION ALL SELECT pid FROM w UNION ALL SELECT unnest(blockers) FROM w)))`
+		FROM a WHERE pid IN (SELECT pid FROM h UNION ALL SELECT pid FROM w)))`
+
+// conflicts are the modes that are in the way of each mode, from the table in
+// https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-TABLES.
+var conflicts = map[string][]string{
+	"AccessShareLock":          {"AccessExclusiveLock"},
+	"RowShareLock":             {"ExclusiveLock", "AccessExclusiveLock"},
+	"RowExclusiveLock":         {"ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"},
+	"ShareUpdateExclusiveLock": {"ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"},
+	"ShareLock":                {"RowExclusiveLock", "ShareUpdateExclusiveLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"},
+	"ShareRowExclusiveLock":    {"RowExclusiveLock", "ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"},
+	"ExclusiveLock":            {"RowShareLock", "RowExclusiveLock", "ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"},
+	"AccessExclusiveLock":      {"AccessShareLock", "RowShareLock", "RowExclusiveLock", "ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"},
+}
+
+// namesWithin bounds the wait for the lock table, which may be what everybody waits for.
+const namesWithin = time.Second
 
 // hiddenStatement stands for one of another user's.
 const hiddenStatement = "<insufficient privilege>"
@@ -68,6 +86,7 @@ type seen struct {
 // seenLock is a line of pg_locks.
 type seenLock struct {
 	Session       int64
+	Target        string // whatever is locked, as one text
 	Type          string
 	Class, Object int64
 	Part          int
@@ -75,7 +94,16 @@ type seenLock struct {
 	Transaction   string
 	Mode          string
 	Since         *time.Time
-	Blockers      []int64
+}
+
+// isInTheWay reports whether l, which is held or waits, is what a waiter waits for. Who came
+// first goes first, unless it holds the target already.
+func (l seenLock) isInTheWay(of seenLock, waits bool) bool {
+	return l.Session != of.Session && slices.Contains(conflicts[of.Mode], l.Mode) && (!waits || l.cameBefore(of))
+}
+
+func (l seenLock) cameBefore(other seenLock) bool {
+	return cmp.Or(instant(l.Since).Compare(instant(other.Since)), cmp.Compare(l.Session, other.Session)) < 0
 }
 
 // Snapshot reads pg_locks and pg_stat_activity in one statement; a second one asks
@@ -114,22 +142,28 @@ func (d *DB) snapshot(ctx context.Context, r dialect.SnapshotRequest) (*dialect.
 	if hidden {
 		s.Gaps = append(s.Gaps, dialect.Gap{What: "what the sessions of other users are and do", Remedy: "GRANT pg_read_all_stats TO this user"})
 	}
+	held, waiting := byTarget(all.Held), byTarget(all.Waiting)
 	blocks := map[dialect.SnapshotWait]bool{} // by whom, and what
 	for _, l := range all.Waiting {
-		waiting := l.lock()
-		waiting.Waiting = true
-		s.Locks = append(s.Locks, waiting)
-		slices.Sort(l.Blockers)
-		for _, blocker := range slices.Compact(l.Blockers) {
-			s.Waits = append(s.Waits, dialect.SnapshotWait{Waiter: l.Session, Blocker: blocker, Target: waiting.Target})
-			blocks[dialect.SnapshotWait{Blocker: blocker, Target: waiting.Target}] = true
+		lock := l.lock()
+		lock.Waiting = true
+		s.Locks = append(s.Locks, lock)
+		wait := func(others []seenLock, wait bool) {
+			for _, other := range others {
+				if other.isInTheWay(l, wait) {
+					s.Waits = append(s.Waits, dialect.SnapshotWait{Waiter: l.Session, Blocker: other.Session, Target: lock.Target})
+					blocks[dialect.SnapshotWait{Blocker: other.Session, Target: lock.Target}] = true
+				}
+			}
 		}
+		wait(held[l.Target], false)
+		wait(waiting[l.Target], true)
 	}
 	for _, l := range all.Held {
-		held := l.lock()
-		held.Since = since[held.Session]
-		if held.Kind == dialect.KindAdvisory || blocks[dialect.SnapshotWait{Blocker: held.Session, Target: held.Target}] {
-			s.Locks = append(s.Locks, held)
+		lock := l.lock()
+		lock.Since = since[lock.Session]
+		if lock.Kind == dialect.KindAdvisory || lock.Kind == dialect.KindTable && blocks[dialect.SnapshotWait{Blocker: lock.Session, Target: lock.Target}] {
+			s.Locks = append(s.Locks, lock)
 		}
 	}
 	s.AddHolders()
@@ -140,6 +174,14 @@ func (d *DB) snapshot(ctx context.Context, r dialect.SnapshotRequest) (*dialect.
 		}
 	}
 	return s, d.nameKeys(ctx, s, r.Table)
+}
+
+func byTarget(locks []seenLock) map[string][]seenLock {
+	m := map[string][]seenLock{}
+	for _, l := range locks {
+		m[l.Target] = append(m[l.Target], l)
+	}
+	return m
 }
 
 func instant(t *time.Time) time.Time {
@@ -202,13 +244,21 @@ func (d *DB) nameKeys(ctx context.Context, s *dialect.Snapshot, table dialect.Ta
 	}
 	// A key whose lock is fenced has a row apart.
 	apart := dialect.FenceRows(ids)
-	rows, err := d.sql.QueryContext(ctx, "SELECT id, name, tableoid::regclass::text, ctid::text FROM "+tableName(table)+
+	within, cancel := context.WithTimeout(ctx, namesWithin)
+	defer cancel()
+	rows, err := d.sql.QueryContext(within, "SELECT id, name, tableoid::regclass::text, ctid::text FROM "+tableName(table)+
 		" WHERE id = ANY($1::bigint[]) OR ctid = ANY($2::tid[])", intArray(append(apart, ids...)), textArray(places))
 	switch {
 	case dialect.ClassOf(explain(err)) == dialect.Setup:
 		return nil
 	case dialect.ClassOf(explain(err)) == dialect.Denied:
 		s.Gaps = append(s.Gaps, dialect.Gap{What: "the names of keys", Remedy: "GRANT SELECT ON " + tableName(table) + " TO this user"})
+		return nil
+	case strings.HasPrefix(sqlState(err), "42"): // syntax_error_or_access_rule_violation: no such column, no such operator
+		s.Gaps = append(s.Gaps, dialect.Gap{What: "the names of keys: " + tableName(table) + " is not dblock's lock table", Remedy: "tell which table is"})
+		return nil
+	case err != nil && within.Err() != nil && ctx.Err() == nil:
+		s.Gaps = append(s.Gaps, dialect.Gap{What: "the names of keys: " + tableName(table) + " is locked", Remedy: "look again when it is not"})
 		return nil
 	case err != nil:
 		return err

@@ -25,6 +25,7 @@ var inspectClauses = []clause{
 	{"inspect/a chain of three has one root", inspectChain},
 	{"inspect/a change of a table waits for an idle transaction", inspectTable},
 	{"inspect/a cycle that the database does not see is a deadlock", inspectCycle},
+	{"inspect/a key that changes hands all the time is no deadlock", inspectHandOffs},
 	{"inspect/the values of statements are not shown", inspectStatements},
 	{"inspect/what a user may not see is a gap, and its remedy closes it", inspectGaps},
 }
@@ -306,6 +307,48 @@ func inspectCycle(t *testing.T, h *Harness) {
 	}
 	if text := s.Text(); !strings.Contains(text, fmt.Sprintf("DEADLOCK: %d waits for %d waits for %[1]d", want[0], want[1])) {
 		t.Errorf("the text does not tell:\n%s", text)
+	}
+}
+
+func inspectHandOffs(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	statements := map[string][]string{
+		"postgres":  {"SELECT pg_advisory_lock(77)", "SELECT pg_advisory_unlock(77)"},
+		"sqlserver": {"EXEC sp_getapplock '77', 'Exclusive', 'Session'", "EXEC sp_releaseapplock '77', 'Session'"},
+	}[d.DB.Name()]
+	if statements == nil {
+		name := "'inspect_" + d.name(t) + "'"
+		statements = []string{"DO GET_LOCK(" + name + ", 60)", "DO RELEASE_LOCK(" + name + ")"}
+	}
+	ctx, cancel := context.WithCancel(testContext(t))
+	var done sync.WaitGroup
+	defer done.Wait()
+	defer cancel()
+	var ids []int64
+	for range 20 {
+		c, id := d.conn(t)
+		ids = append(ids, id)
+		done.Go(func() {
+			for ctx.Err() == nil {
+				for _, s := range statements {
+					if _, err := c.ExecContext(ctx, s); err != nil {
+						if ctx.Err() == nil {
+							t.Error(err)
+						}
+						return
+					}
+				}
+			}
+		})
+	}
+	for range 200 {
+		s, err := deadlock.Inspect(ctx, d.DB)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(cyclesOf(s, ids...)) > 0 {
+			t.Fatalf("a deadlock where there is none:\n%s", s.Text())
+		}
 	}
 }
 
