@@ -1,6 +1,9 @@
 package dblock
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
 	"iter"
 	"strconv"
 
@@ -20,6 +23,9 @@ const (
 	hashLen     = 1 + 16 // "#" and a 64-bit number in hexadecimal
 	scopeLen    = 15     // of the scope, so that it leaves room for the key
 	readableLen = MaxNameLen - hashLen
+
+	digestLen         = 1 + 43 // "#" and 256 bits in base64
+	digestReadableLen = MaxNameLen - digestLen
 )
 
 // encode writes each part as a netstring (https://cr.yp.to/proto/netstrings.txt):
@@ -123,5 +129,26 @@ func (k Key) Resolve(scope string) dialect.Key {
 	} else {
 		r.Name = serverName(scope, k.encoded)
 	}
+	return r
+}
+
+// ResolveDigest is what rowlock.Once keeps of the key, as a row of a lock table: the id
+// is the first 8 bytes of the SHA-256 of its encoding, big-endian, and the name a
+// readable part of at most 20 bytes, "#", and the whole digest in base64url. What is
+// locked by mistake costs a wait, but what is taken for done by mistake is lost, so
+// that no sender must be able to choose ids that collide. The encoding of a raw key
+// is its decimal digits.
+func (k Key) ResolveDigest() dialect.Key {
+	r := k.Resolve("")
+	readable, encoded := "", k.encoded
+	if k.raw {
+		encoded = r.Name
+		readable = r.Name
+	} else {
+		readable = r.Name[:len(r.Name)-hashLen]
+	}
+	digest := sha256.Sum256([]byte(encoded))
+	r.ID = int64(binary.BigEndian.Uint64(digest[:]))
+	r.Name = readable[:min(len(readable), digestReadableLen)] + "#" + base64.RawURLEncoding.EncodeToString(digest[:])
 	return r
 }

@@ -132,3 +132,20 @@ func TestPartsAreThoseOfNewKey(t *testing.T) {
 		t.Errorf("a raw key has parts %q", got)
 	}
 }
+
+func TestGoldenDigests(t *testing.T) {
+	for _, g := range []struct {
+		key  dblock.Key
+		id   int64
+		name string
+	}{
+		{dblock.NewKey("account", "42"), -4748130695333464653, "account/42#vhtASg2FNbPKgzqC_VgpzVr6CFKa3a-ScsRDRvSnTHU"},
+		{dblock.NewKey("a", "bc"), -3355402010311887090, "a/bc#0W83pji6dw7_Xl2hbkLHL0TcRP1Nou7_ppiHftH9mGw"},
+		{dblock.NewKey("Message With A Long Name", "🔒"), 7533739184941393617, "message_with_a_long_#aI0334zfZtEt-GhDdUL04h4TVOpWc2G9qC0hzgOjKtY"},
+		{dblock.RawKey(-7), -6381368507315139091, "-7#p3DTJwydze3xLtn9cERPfIqVwmyuPK6b2GdJkJCi8Us"},
+	} {
+		if r := g.key.ResolveDigest(); r.ID != g.id || r.Name != g.name || len(r.Name) > dblock.MaxNameLen {
+			t.Errorf("%s: id %d, name %q; want %d, %q", g.key, r.ID, r.Name, g.id, g.name)
+		}
+	}
+}

@@ -140,6 +140,12 @@ type DB interface {
 	// CleanRows removes the rows of a page that hold no recent fencing number and
 	// that nobody has locked, or makes them ready for a later call to remove.
 	CleanRows(ctx context.Context, r CleanRequest) (Cleaned, error)
+	// MarkRows writes the time into the fences of rows that have none, in the
+	// transaction, creating the rows that are missing, and reports for each key whether
+	// it did. Who has marked a row keeps the others waiting until its transaction
+	// ends; what was committed by then counts, whatever the isolation level, or the
+	// error has class Serialization.
+	MarkRows(ctx context.Context, tx Tx, r MarkRequest) (first []bool, err error)
 
 	// Migrations are the steps that create a lock table, oldest first.
 	Migrations(t Table) []Migration

@@ -1,7 +1,6 @@
 package migrations
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -15,10 +14,13 @@ import (
 
 // SetupOptions shape [Setup]. A nil *SetupOptions means all defaults.
 type SetupOptions struct {
-	// Schema and Table name the lock table: letters, digits and underscores, Table
-	// at most 48 of them. The schema must exist. Default: "locks" in the
-	// connection's default schema.
-	Schema, Table string
+	// Schema is where the tables are, in letters, digits and underscores; it must
+	// exist. Default: the connection's default schema.
+	Schema string
+	// Table is the one table to create, where that of rowlock.Options, advisory.Options
+	// or rowlock.OnceOptions has another name: at most 48 letters, digits and
+	// underscores. Default: "locks" and "once".
+	Table string
 	// Observer hears of the guard, as in [Options]. Default: none.
 	Observer dblock.Observer
 }
@@ -35,7 +37,7 @@ const (
 // Setup creates dblock's own tables, which fencing numbers and package rowlock
 // need, or brings those of an older version up to date. Any number of replicas
 // may call it on every start; it is guarded like [Up]. What it did is recorded in
-// a version table of its own beside the lock table, "dblock_locks_version" for
+// a version table of its own beside each table, "dblock_locks_version" for
 // the table "locks". A table that is there already and has the right shape is
 // only recorded.
 //
@@ -47,20 +49,45 @@ func Setup(ctx context.Context, db dblock.DB, opts ...*SetupOptions) error {
 	if dialect.IsNil(db) {
 		return errNilDB
 	}
-	r := &run{db: db, op: "setup"}
 	o, err := atMostOne(opts)
 	if err != nil {
-		return r.error(err)
+		return dblock.NewError("setup", db, nil, err)
 	}
-	table := dialect.Table{Schema: o.Schema, Name: cmp.Or(o.Table, "locks")}
-	versionTable, err := setupVersionTable(db, table)
-	if err != nil {
-		return r.error(err)
+	names := []string{"locks", dialect.OnceTable}
+	if o.Table != "" {
+		names = []string{o.Table}
 	}
-	steps := db.Migrations(table)
-	unrecorded, err := checkUnrecorded(ctx, db, table, versionTable)
+	setups := make([]*setup, len(names))
+	for i, name := range names {
+		setups[i] = &setup{run: run{db: db, op: "setup"}, table: dialect.Table{Schema: o.Schema, Name: name}}
+		if err := setups[i].prepare(ctx, o.Observer); err != nil {
+			return setups[i].error(err)
+		}
+	}
+	for _, s := range setups {
+		if err := s.up(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setup is the [Setup] of one table.
+type setup struct {
+	run
+	table        dialect.Table
+	versionTable string // quoted
+}
+
+// prepare changes nothing.
+func (s *setup) prepare(ctx context.Context, observer dblock.Observer) (err error) {
+	if s.versionTable, err = setupVersionTable(s.db, s.table); err != nil {
+		return err
+	}
+	steps := s.db.Migrations(s.table)
+	unrecorded, err := checkUnrecorded(ctx, s.db, s.table, s.versionTable)
 	if err != nil {
-		return r.error(err)
+		return err
 	}
 	if unrecorded {
 		steps = slices.Clone(steps)
@@ -68,28 +95,28 @@ func Setup(ctx context.Context, db dblock.DB, opts ...*SetupOptions) error {
 			steps[i].Up = nil
 		}
 	}
-	err = r.open(nil, Options{
-		VersionTable: versionTable,
-		Key:          guardKey(versionPrefix + table.Name + versionSuffix),
-		Observer:     o.Observer,
+	return s.open(nil, Options{
+		VersionTable: s.versionTable,
+		Key:          guardKey(versionPrefix + s.table.Name + versionSuffix),
+		Observer:     observer,
 		Provider: []goose.ProviderOption{
 			goose.WithGoMigrations(goMigrations(steps)...),
 			goose.WithDisableGlobalRegistry(true),
 		},
 	}, guarded)
-	if err != nil {
-		return r.error(err)
+}
+
+func (s *setup) up(ctx context.Context) error {
+	if _, err := s.Up(ctx); err != nil {
+		return s.failure(err)
 	}
-	if _, err := r.Up(ctx); err != nil {
-		return r.failure(err)
-	}
-	exists, err := db.CheckTable(ctx, table)
+	exists, err := s.db.CheckTable(ctx, s.table)
 	if !exists && dialect.ClassOf(err) == dblock.ErrSetup {
 		err = &dialect.Error{Class: dblock.ErrSetup,
-			Err:  fmt.Errorf("table %q is gone, but %s records its creation", table.Name, versionTable),
-			Hint: "restore it, since fencing numbers must not start again; or drop its record, too, and run setup again"}
+			Err:  fmt.Errorf("table %q is gone, but %s records its creation", s.table.Name, s.versionTable),
+			Hint: "restore it, since fencing numbers must not start again nor marks be forgotten; or drop its record, too, and run setup again"}
 	}
-	return r.error(err)
+	return s.error(err)
 }
 
 // checkUnrecorded reports whether the table is there, and as it should be,

@@ -10,11 +10,12 @@ import (
 	"github.com/dblock-go/dblock/dialect"
 )
 
-// CleanOptions shape [Locker.Clean]. The zero value, and nil, mean the defaults.
+// CleanOptions shape [Locker.Clean] and [Once.Clean]. The zero value, and nil, mean the defaults.
 type CleanOptions struct {
 	// Age is how long ago the latest fencing number of a key was drawn, or guarded a
 	// transaction, when the rows that remember it may go. A holder who has been overtaken
-	// for longer than that is refused no more; its number is still not given again.
+	// for longer than that is refused no more; its number is still not given again. Of a
+	// mark of Once: how long ago it was made.
 	// Default: 30 days.
 	Age time.Duration
 	// Batch is how many rows are looked at in one transaction. Default: 100.

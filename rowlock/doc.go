@@ -54,12 +54,29 @@
 // [Rows.Claim] takes rows that nobody has locked, for workers that share a table of
 // work.
 //
+// # Messages that are delivered more than once
+//
+//	once := rowlock.NewOnce(db)
+//	first, err := once.Mark(ctx, tx, dblock.NewKey("message", id))
+//
+// [Once.Mark] marks a message as processed in the transaction that processes it, and
+// tells whether that was done before; [Once.MarkEach] does so for several. [DoOnce]
+// begins, marks, runs a function for a message that is new, and commits. A second
+// delivery waits for the first one's transaction. The marks are rows of a lock table of
+// their own, "once", with the time of the mark as fence; [Once.Clean] deletes old ones,
+// of messages that can come no more.
+//
+// PostgreSQL marks with one INSERT. InnoDB and SQL Server create the row of a new message
+// on a second connection before, which costs a commit more, for many messages of one call
+// on InnoDB about one in a hundred.
+//
 // # What works where
 //
 //	                                PostgreSQL    MySQL, MariaDB    SQL Server
 //	Lock, TryLock, Fence, InTx      yes           yes               yes
 //	shared keys, LockWithin         yes           yes               yes
 //	Guard, Clean                    yes           yes               yes
+//	Once, DoOnce                    yes           yes               yes
 //	after TryLock was refused       goes on       goes on           goes on, not under XACT_ABORT
 //	after a limit ended a wait      goes on       goes on           goes on, not under XACT_ABORT
 //	after Lock met a deadlock       goes on       rolled back       rolled back

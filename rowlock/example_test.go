@@ -129,6 +129,51 @@ func ExampleLocker_LockWithin() {
 	_ = read
 }
 
+// A broker delivers a message at least once; its effect is committed exactly once.
+func ExampleDoOnce() {
+	once := rowlock.NewOnce(db)
+	receive := func(ctx context.Context, id string, amount int) error {
+		_, err := rowlock.DoOnce(ctx, once, func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, `UPDATE accounts SET balance = balance + $1 WHERE id = 42`, amount)
+			return err
+		}, dblock.NewKey("payment", id))
+		return err // nil: acknowledge the message, whether it was the first delivery or not
+	}
+	_ = receive
+}
+
+// A batch of messages is processed in one transaction, without those that were before.
+func ExampleOnce_MarkEach() {
+	once := rowlock.NewOnce(db)
+	process := func(tx *sql.Tx, ids []string, work func(id string) error) error {
+		messages := make([]dblock.Key, len(ids))
+		for i, id := range ids {
+			messages[i] = dblock.NewKey("payment", id)
+		}
+		first, err := once.MarkEach(ctx, tx, messages...)
+		if err != nil {
+			return err
+		}
+		for i, id := range ids {
+			if first[i] {
+				if err := work(id); err != nil {
+					return err
+				}
+			}
+		}
+		return tx.Commit()
+	}
+	_ = process
+}
+
+// The broker gives up after a week.
+func ExampleOnce_Clean() {
+	_, err := rowlock.NewOnce(db).Clean(ctx, &rowlock.CleanOptions{Age: 14 * 24 * time.Hour, Batch: 500, Pause: 100 * time.Millisecond})
+	if err != nil {
+		fmt.Println(err)
+	}
+}
+
 // Once a day is plenty.
 func ExampleLocker_Clean() {
 	deleted, err := rowlock.New(db).Clean(ctx)

@@ -12,10 +12,11 @@ func TestSetup(t *testing.T) {
 		for _, test := range []struct {
 			args, want string
 		}{
-			{"setup", "lock table locks: created"},
-			{"setup", "lock table locks: unchanged"},
+			{"setup --table locks", "lock table locks: created"}, // as an older version did
+			{"setup", "lock table locks: unchanged\nlock table once: created"},
+			{"setup", "lock table locks: unchanged\nlock table once: unchanged"},
 			{"setup --table other_locks", "lock table other_locks: created"},
-			{"setup --json", `{"table":"locks","result":"unchanged"}`},
+			{"setup --json", `{"table":"locks","result":"unchanged","once":"unchanged"}`},
 		} {
 			stdout, stderr := run(t, d.dsn, 0, strings.Fields(test.args)...)
 			if got := stdout; got != test.want && strings.Join(strings.Fields(got), "") != test.want {

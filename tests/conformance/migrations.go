@@ -41,6 +41,8 @@ var migrationsClauses = []clause{
 	{"migrations/setup notices that its table is gone", migrationsSetupGone},
 	{"migrations/setup completes what a crash has left", migrationsSetupCrash},
 	{"migrations/setup keeps lock tables apart", migrationsSetupTables},
+	{"migrations/setup adds what an older version did not have", migrationsSetupUpdates},
+	{"migrations/setup changes nothing where one table is not its own", migrationsSetupForeignOnce},
 }
 
 const versionTable = goose.DefaultTablename

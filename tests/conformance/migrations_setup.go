@@ -35,6 +35,7 @@ func migrationsSetup(t *testing.T, h *Harness) {
 	}
 	all.Wait()
 	d.mustHaveLockTable(t, dialect.Table{})
+	d.mustHaveLockTable(t, dialect.Table{Name: dialect.OnceTable})
 	var versions []int64
 	for _, m := range d.DB.Migrations(dialect.Table{}) {
 		versions = append(versions, m.Version)
@@ -71,6 +72,42 @@ func migrationsSetupGone(t *testing.T, h *Harness) {
 	d.exec(t, "DROP TABLE "+setupTable)
 	d.Setup(t)
 	d.mustHaveLockTable(t, dialect.Table{})
+}
+
+// A database that an older version has set up has the lock table only.
+func migrationsSetupUpdates(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	if err := migrations.Setup(testContext(t), d.DB, &migrations.SetupOptions{Table: "locks"}); err != nil {
+		t.Fatal(err)
+	}
+	if d.hasTable(t, dialect.OnceTable) {
+		t.Error("more than the table that was named")
+	}
+	d.exec(t, "INSERT INTO locks (id, name, fence) VALUES (1, 'kept', 7)")
+	for range 2 {
+		d.Setup(t)
+	}
+	d.mustHaveLockTable(t, dialect.Table{Name: dialect.OnceTable})
+	d.recorded(t, "dblock_once_version", 0, 1)
+	if n := d.number(t, "SELECT fence FROM locks WHERE id = 1"); n != 7 {
+		t.Errorf("the lock table is not what it was: fence %d", n)
+	}
+	d.exec(t, "DROP TABLE once")
+	if err := migrations.Setup(testContext(t), d.DB); !errors.Is(err, dblock.ErrSetup) {
+		t.Errorf("without the marks: %v", err)
+	}
+}
+
+// Nothing is changed where one of the tables is somebody else's.
+func migrationsSetupForeignOnce(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	d.exec(t, "CREATE TABLE once (door INT PRIMARY KEY)")
+	if err := migrations.Setup(testContext(t), d.DB); !errors.Is(err, dblock.ErrSetup) || !strings.Contains(err.Error(), "once") {
+		t.Errorf("got %v", err)
+	}
+	if d.hasTable(t, "locks") || d.hasTable(t, setupTable) {
+		t.Error("something was changed before the refusal")
+	}
 }
 
 // Where DDL commits implicitly, a crash can leave the table without the record of

@@ -41,6 +41,14 @@ var rowlockClauses = []clause{
 	{"rows: cleaning deletes what nobody uses", rowsClean},
 	{"rows: cleaning beside lockers", rowsCleanBesideLockers},
 	{"rows: no stale read follows the lock", rowsNoStaleRead},
+	{"once: a message is the first once", onceFirst},
+	{"once: a second delivery waits for the first", onceWaits},
+	{"once: deliveries in any order do not deadlock", onceDeadlocks},
+	{"once: exactly once, whoever is killed", onceKilled},
+	{"once: a transaction of dblock's", onceInTx},
+	{"once: what cannot be marked is refused", onceRefuses},
+	{"once: cleaning deletes old marks only", onceClean},
+	{"once: cleaning beside deliveries", onceCleanBesideDeliveries},
 }
 
 // blocked counts the sessions on the database that wait for a row or a transaction.

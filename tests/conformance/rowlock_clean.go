@@ -16,14 +16,19 @@ import (
 	"github.com/dblock-go/dblock/rowlock"
 )
 
-// clean deletes what nobody uses. Where rows are only marked at first, as if the time
-// until they go had passed.
-func (d *Database) clean(ctx context.Context, rows *rowlock.Locker, o *rowlock.CleanOptions) (int64, error) {
+// cleaner is a Locker or a Once.
+type cleaner interface {
+	Clean(ctx context.Context, opts ...*rowlock.CleanOptions) (int64, error)
+}
+
+// clean deletes what nobody uses of a table. Where rows are only marked at first, as if
+// the time until they go had passed.
+func (d *Database) clean(ctx context.Context, table string, rows cleaner, o *rowlock.CleanOptions) (int64, error) {
 	deleted, err := rows.Clean(ctx, o)
 	if name := d.DB.Name(); err != nil || name != "mysql" && name != "mariadb" {
 		return deleted, err
 	}
-	marked, err := d.SQL.QueryContext(ctx, `SELECT id FROM locks WHERE fence < 0`)
+	marked, err := d.SQL.QueryContext(ctx, `SELECT id FROM `+table+` WHERE fence < 0`)
 	if err != nil {
 		return deleted, err
 	}
@@ -33,7 +38,7 @@ func (d *Database) clean(ctx context.Context, rows *rowlock.Locker, o *rowlock.C
 		if err := marked.Scan(&id); err != nil {
 			return deleted, err
 		}
-		if _, err := d.SQL.ExecContext(ctx, fmt.Sprintf(`UPDATE locks SET fence = -1 WHERE id = %d`, id)); err != nil {
+		if _, err := d.SQL.ExecContext(ctx, fmt.Sprintf(`UPDATE %s SET fence = -1 WHERE id = %d AND fence < 0`, table, id)); err != nil {
 			return deleted, err
 		}
 	}
@@ -71,7 +76,7 @@ func rowsClean(t *testing.T, h *Harness) {
 	if err := d.guarded(ctx, rows, dblock.NewKey("projector"), lock.Token(), nothing); err != nil {
 		t.Fatal(err)
 	}
-	deleted, err := d.clean(ctx, rows, &rowlock.CleanOptions{Batch: 10})
+	deleted, err := d.clean(ctx, "locks", rows, &rowlock.CleanOptions{Batch: 10})
 	if err != nil || deleted != 23 || count() != 4 {
 		t.Errorf("%d deleted, %d left, %v; want 23, and the two that are locked and the two of the fencing number left", deleted, count(), err)
 	}
@@ -93,7 +98,7 @@ func rowsClean(t *testing.T, h *Harness) {
 	token := lock.Token()
 	mustRelease(t, lock)
 	<-time.After(time.Millisecond)
-	if deleted, err = d.clean(ctx, rows, &rowlock.CleanOptions{Age: time.Microsecond}); err != nil || count() != 0 {
+	if deleted, err = d.clean(ctx, "locks", rows, &rowlock.CleanOptions{Age: time.Microsecond}); err != nil || count() != 0 {
 		t.Errorf("%d deleted, %d left, %v", deleted, count(), err)
 	}
 	lock = mustLock(t, newLocker(t, d.Open(t), &advisory.Options{Fencing: true}), dblock.NewKey("projector"))
