@@ -54,6 +54,9 @@ type column struct {
 	value string
 }
 
+// noMark is that of a session on which nothing was set.
+var noMark = column{pgtype.TextOID, ""}
+
 type refusal struct{ code, message string }
 
 // answer is that of a server to one query.
@@ -78,15 +81,15 @@ func (s *postgresStub) answer(conn int, query string, args [][]byte) ([]column, 
 	case query == "BEGIN", query == "ROLLBACK", query == "-- ping":
 		return nil, nil
 	case strings.Contains(query, "pg_try_advisory_lock("):
-		got := "f"
+		refused := "1" // the place of the key
 		if !held || holder == conn || s.noLocks {
-			got = "t"
+			refused = ""
 			s.holders[key] = conn
 			if s.forgets {
 				delete(s.holders, key)
 			}
 		}
-		return []column{pid, {pgtype.BoolOID, got}, {pgtype.BoolOID, "t"}, {pgtype.TextOID, ""}}, nil
+		return []column{pid, noMark, {pgtype.TextOID, refused}}, nil
 	case strings.Contains(query, "pg_advisory_unlock("):
 		lacks := "1"
 		if held && holder == conn {
@@ -95,7 +98,7 @@ func (s *postgresStub) answer(conn int, query string, args [][]byte) ([]column, 
 				delete(s.holders, key)
 			}
 		}
-		return []column{pid, {pgtype.TextOID, lacks}}, nil
+		return []column{pid, noMark, {pgtype.TextOID, lacks}}, nil
 	case strings.Contains(query, "pg_locks") && strings.Contains(query, "string_agg"):
 		positions := ""
 		for _, by := range s.holders {
