@@ -548,6 +548,10 @@ func TestTransactionLocksWorkInEveryQueryMode(t *testing.T) {
 func TestTryForARowThatNobodyHoldsIsNotRefused(t *testing.T) {
 	everyWay(t, func(t *testing.T, db *postgres.DB) {
 		db.SQL().SetMaxOpenConns(16)
+		// Drivers other than pgx draw numbers on a connection that they keep of the pool.
+		tx := begin(t, db, nil)
+		_, err := db.LockRows(t.Context(), tx, dialect.RowRequest{Keys: keys(-1), Fence: true})
+		must(t, errors.Join(err, tx.Commit(t.Context())))
 		const goroutines, each = 16, 400
 		var ended sync.WaitGroup
 		for g := range int64(goroutines) {

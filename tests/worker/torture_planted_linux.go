@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/advisory"
@@ -43,12 +44,12 @@ func (pretended) Context() context.Context      { return context.Background() }
 func (pretended) Check(context.Context) error   { return nil }
 func (pretended) Release(context.Context) error { return nil }
 
-// outdated has the fencing number of an earlier holder.
+// outdated has a fencing number that was due some seconds before, as an earlier holder's.
 type outdated struct{ *advisory.Lock }
 
 func (o outdated) TokenOf(key dblock.Key) (int64, bool) {
 	token, ok := o.Lock.TokenOf(key)
-	return max(1, token-1), ok
+	return token - (3 * time.Second).Microseconds(), ok
 }
 
 func (w *inTx) plantInTx(ctx context.Context, tx statements, key dblock.Key) error {
