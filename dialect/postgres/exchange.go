@@ -77,8 +77,10 @@ type exchange struct {
 	done      []bool // the digits
 }
 
+// reset forgets the answer too: it must not be taken for that of a statement without one.
 func (x *exchange) reset(until bool) *exchange {
 	x.ids, x.calls, x.until = x.ids[:0], x.calls[:0], until
+	x.pid, x.mark, x.result = 0, 0, x.result[:0]
 	return x
 }
 
