@@ -54,22 +54,20 @@ type waitEnd struct {
 	class dialect.Class // of the error then
 	// options of the waiters.
 	options *advisory.Options
-	after   time.Duration // the wait has begun
+	after   time.Duration // the wait has begun, at least
 	// begin bounds a wait that is about to begin, if by its context; end ends it, if
 	// by an event.
-	begin func(ctx context.Context) (context.Context, context.CancelFunc)
+	begin func(ctx context.Context, after time.Duration) (context.Context, context.CancelFunc)
 	end   func(t testing.TB, d *Database, session int64)
 }
 
 var (
-	byCancel = waitEnd{class: dblock.ErrCanceled, after: crossingWait, begin: func(ctx context.Context) (context.Context, context.CancelFunc) {
+	byCancel = waitEnd{class: dblock.ErrCanceled, after: crossingWait, begin: func(ctx context.Context, after time.Duration) (context.Context, context.CancelFunc) {
 		ctx, cancel := context.WithCancel(ctx)
-		timer := time.AfterFunc(crossingWait, cancel)
+		timer := time.AfterFunc(after, cancel)
 		return ctx, func() { timer.Stop(); cancel() }
 	}}
-	byDeadline = waitEnd{class: dblock.ErrTimeout, after: crossingWait, begin: func(ctx context.Context) (context.Context, context.CancelFunc) {
-		return context.WithTimeout(ctx, crossingWait)
-	}}
+	byDeadline  = waitEnd{class: dblock.ErrTimeout, after: crossingWait, begin: context.WithTimeout}
 	byWaitLimit = waitEnd{class: dblock.ErrTimeout, after: crossingLimit, options: &advisory.Options{WaitLimit: crossingLimit}}
 	// With a session per lock it is known which one will wait.
 	byAdministrator = waitEnd{class: dblock.ErrCanceled, after: crossingWait, options: &advisory.Options{SessionPerLock: true}, end: func(t testing.TB, d *Database, session int64) {
@@ -98,10 +96,8 @@ func crossing(by waitEnd) func(t *testing.T, h *Harness) {
 				random := rand.New(rand.NewPCG(seed, uint64(i)))
 				lane := newCrossingLane(t, d, by, fmt.Sprintf("lane %d", i))
 				defer lane.close(t)
-				for range (rounds + crossingLanes - 1 - i) / crossingLanes {
-					if t.Failed() {
-						break
-					}
+				share := (rounds + crossingLanes - 1 - i) / crossingLanes
+				for n := 0; n < share && !t.Failed(); n++ {
 					lane.round(t, time.Duration(random.Int64N(2*int64(crossingSweep)))-crossingSweep)
 				}
 				mu.Lock()
@@ -171,7 +167,7 @@ func (lane *crossingLane) close(t testing.TB) {
 
 // move lets the other outcome be likelier, ever more while there is always the same.
 func (lane *crossingLane) move(granted bool) {
-	const most = 5
+	const most = 10 // 200 ms, longer than a busy machine takes for a release
 	if granted == lane.grantedLast {
 		lane.streak = min(lane.streak+1, most)
 	} else {
@@ -202,11 +198,12 @@ func (lane *crossingLane) round(t testing.TB, late time.Duration) {
 
 	released := make(chan error, 1)
 	began := time.Now()
-	release := max(0, lane.by.after-lane.lead+late)
+	after := max(lane.by.after, lane.lead+crossingWait)
+	release := max(0, after-lane.lead+late)
 	time.AfterFunc(release, func() { released <- lock.Release(ctx) })
 	interrupted := make(chan struct{})
 	if lane.by.end != nil {
-		time.AfterFunc(lane.by.after, func() {
+		time.AfterFunc(after, func() {
 			defer close(interrupted)
 			lane.by.end(t, lane.d, session)
 		})
@@ -215,7 +212,7 @@ func (lane *crossingLane) round(t testing.TB, late time.Duration) {
 	}
 	wait, stop := ctx, func() {}
 	if lane.by.begin != nil {
-		wait, stop = lane.by.begin(ctx)
+		wait, stop = lane.by.begin(ctx, after)
 	}
 	granted, err := lane.waiters.Lock(wait, lane.key)
 	told := time.Now()
