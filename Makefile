@@ -16,7 +16,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 test: servers ## run all tests, on real servers
-	$(call in_modules,go test -race -count=1 -timeout 20m ./...)
+	$(call in_modules,go test -race -count=1 -timeout 40m ./...)
 
 CROSSINGS ?= 5000
 crossings: servers ## let grants and the ends of waits cross, 20,000 times for each database, and cancel guarded writes

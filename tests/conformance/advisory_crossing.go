@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -38,7 +39,7 @@ const (
 	// A wait lasts so long, so that it is one on a busy machine too. A limit of all
 	// waits must leave time for connecting.
 	crossingWait  = 15 * time.Millisecond
-	crossingLimit = time.Second
+	crossingLimit = 2 * time.Second
 	// The holder gives the key back so much sooner or later than the wait ends, and
 	// as much sooner as lets grants and refusals be about as many.
 	crossingSweep = 5 * time.Millisecond
@@ -167,13 +168,13 @@ func (lane *crossingLane) close(t testing.TB) {
 
 // move lets the other outcome be likelier, ever more while there is always the same.
 func (lane *crossingLane) move(granted bool) {
-	const most = 10 // 200 ms, longer than a busy machine takes for a release
+	const most = 5 // 200 ms, longer than a busy machine takes for a release
 	if granted == lane.grantedLast {
 		lane.streak = min(lane.streak+1, most)
 	} else {
 		lane.streak, lane.grantedLast = 0, granted
 	}
-	step := crossingStep << lane.streak
+	step := crossingStep << (2 * lane.streak)
 	if granted {
 		step = -step
 	}
@@ -245,12 +246,12 @@ func (lane *crossingLane) round(t testing.TB, late time.Duration) {
 	<-interrupted
 }
 
-// prepare makes sure that the waiter has a session that waits for use, so that
-// its wait begins at once, and says which.
+// prepare makes sure that the waiter has a session that waits for use, so that its
+// wait begins at once, and says which: one that a wait was granted a key on.
 func (lane *crossingLane) prepare(ctx context.Context) (session int64, err error) {
-	lock, err := lane.waiters.Lock(ctx, lane.warm)
+	lock, err := lane.waitFor(ctx, lane.warm)
 	for errors.Is(err, dblock.ErrTimeout) && ctx.Err() == nil { // connecting took longer than the limit
-		lock, err = lane.waiters.Lock(ctx, lane.warm)
+		lock, err = lane.waitFor(ctx, lane.warm)
 	}
 	if err != nil {
 		return 0, err
@@ -263,6 +264,38 @@ func (lane *crossingLane) prepare(ctx context.Context) (session int64, err error
 		session = held[0].Session
 	}
 	return session, lock.Release(ctx)
+}
+
+// waitFor has the waiter wait in the database for the key until it is granted.
+func (lane *crossingLane) waitFor(ctx context.Context, key dblock.Key) (lock *advisory.Lock, err error) {
+	before, err := lane.holders.Lock(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		lock, err = lane.waiters.Lock(ctx, key)
+	}()
+	seen := lane.awaitWaiter(key, ended)
+	released := before.Release(ctx)
+	<-ended
+	return lock, errors.Join(err, seen, released)
+}
+
+// awaitWaiter returns when the server shows a waiter, or the wait has ended.
+func (lane *crossingLane) awaitWaiter(key dblock.Key, ended <-chan struct{}) error {
+	for {
+		found, err := lane.d.holdings(key)
+		if err != nil || slices.ContainsFunc(found, func(h dialect.Holding) bool { return h.Waiting }) {
+			return err
+		}
+		select {
+		case <-ended:
+			return nil
+		case <-time.After(time.Millisecond):
+		}
+	}
 }
 
 // awaitFree looks at the server's own lock view.
