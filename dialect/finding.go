@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"strings"
 )
 
 // Finding is one thing that [DB.Diagnose] looked at.
@@ -86,18 +87,42 @@ func Detail(name string, classify func(ctx context.Context, err error) error, lo
 	}}
 }
 
-// TableFinding makes a finding of what [DB.CheckTable] returned. A catalog may show
-// a user only the tables that it has a privilege for.
-func TableFinding(exists bool, err error) (Finding, error) {
+// TableFinding makes a finding of what [DB.CheckTable] returned for a lock table and,
+// if it is there, of which privileges this user lacks for it. A catalog may show a user
+// only the tables that it has a privilege for.
+func TableFinding(ctx context.Context, db DB, t Table, lacks func(ctx context.Context, privileges ...string) ([]string, error)) (Finding, error) {
+	name := cmp.Or(t.Name, "locks")
+	exists, err := db.CheckTable(ctx, t)
 	switch {
 	case ClassOf(err) == Setup && !exists:
-		return Finding{Level: Notice, Text: "there is none that this user may see", Advice: "for row locks and fencing numbers run `dblock setup`"}, nil
+		use := "row locks and fencing numbers"
+		if t.Name == OnceTable {
+			use = "rowlock.Once"
+		}
+		return Finding{Level: Notice, Text: "there is none that this user may see", Advice: "for " + use + " run `dblock setup`"}, nil
 	case ClassOf(err) == Setup:
 		return Finding{Level: Warning, Text: err.Error()}, nil
 	case err != nil:
 		return Finding{}, err
 	}
-	return Finding{Level: OK, Text: "there, with the columns that it needs"}, nil
+	needed, err := lacks(ctx, "SELECT", "INSERT", "UPDATE")
+	if err != nil {
+		return Finding{}, err
+	}
+	if len(needed) > 0 {
+		list := strings.Join(needed, ", ")
+		return Finding{Level: Warning, Text: "this user may not use it: no " + list,
+			Advice: "GRANT " + list + " ON " + name + " TO this user, and DELETE for who calls Clean"}, nil
+	}
+	cleaning, err := lacks(ctx, "DELETE")
+	switch {
+	case err != nil:
+		return Finding{}, err
+	case len(cleaning) > 0:
+		return Finding{Level: Notice, Text: "there, with the privileges that it needs, but this user may not clean it: no DELETE",
+			Advice: "GRANT DELETE ON " + name + " TO who calls Clean"}, nil
+	}
+	return Finding{Level: OK, Text: "there, with the privileges that it needs"}, nil
 }
 
 // Refusal is the finding that an error of class Unsafe or Unsupported is, else

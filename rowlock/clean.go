@@ -12,10 +12,12 @@ import (
 
 // CleanOptions shape [Locker.Clean] and [Once.Clean]. The zero value, and nil, mean the defaults.
 type CleanOptions struct {
-	// Age is how long ago the latest fencing number of a key was drawn, or guarded a
-	// transaction, when the rows that remember it may go. A holder who has been overtaken
-	// for longer than that is refused no more; its number is still not given again. Of a
-	// mark of Once: how long ago it was made.
+	// Age is how long ago, by the server's clock, the latest fencing number of a key was
+	// drawn when the rows that remember it may go, however often it has guarded since. So
+	// a [Locker.Guard] refuses a holder who was overtaken for that long at least, and
+	// perhaps no more afterwards: Age must be longer than any holder can be paused. The
+	// present holder may be older than that: its guard passes all the same. No number is
+	// given again. Of a mark of Once: how long ago it was made.
 	// Default: 30 days.
 	Age time.Duration
 	// Batch is how many rows are looked at in one transaction. Default: 100.

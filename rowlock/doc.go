@@ -109,8 +109,9 @@
 //
 // First users of a key do not deadlock, at any isolation level, also if some of them
 // roll back. Under REPEATABLE READ and SERIALIZABLE PostgreSQL lets no transaction lock
-// a row that is newer than its snapshot: [Locker.Lock] in a transaction of the caller's
-// then returns [dblock.ErrSerialization], and the transaction is to be started again.
+// a row that is newer than its snapshot, because it was created or because a holder at
+// these levels has committed: [Locker.Lock] in a transaction of the caller's then
+// returns [dblock.ErrSerialization], and the transaction is to be started again.
 // [InTx] does that.
 //
 // Under REPEATABLE READ and SERIALIZABLE, InnoDB locks the gap in which a missing row
@@ -130,11 +131,15 @@
 // written with SELECT … FOR UPDATE, which sees the newest state at every level;
 // or use READ COMMITTED, see [Options].Isolation.
 //
-// The pattern that reads nothing stale at any level is [InTx]: it locks with the first
-// statement of the transaction, fn reads and writes afterwards, and what PostgreSQL, or
-// SQL Server under SNAPSHOT, refuses to overwrite starts again. Where many wait for one
-// key at those levels, each start again costs one of Options.Retry's Attempts; READ
-// COMMITTED has none.
+// The pattern that reads nothing stale is [InTx], with one isolation level for all who
+// lock a key: it locks with the first statement of the transaction, and fn reads and
+// writes afterwards. On PostgreSQL an exclusive lock at those two levels writes its row,
+// so that who has waited for such a holder is refused and starts again, whatever it
+// would go on to read; the row of a holder under READ COMMITTED, and of shared ones, is
+// only locked, and tells a waiter at those levels nothing. SQL Server under SNAPSHOT
+// refuses to overwrite what is newer than the snapshot, and no more. Where many wait
+// for one key at those levels, each start again costs one of Options.Retry's Attempts;
+// READ COMMITTED has none.
 //
 // # Fencing
 //

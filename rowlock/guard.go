@@ -15,7 +15,9 @@ import (
 // (lock.Token(), of a lock of several keys lock.TokenOf(key)) whose locker has the
 // same Schema and Table.
 //
-// It fails once a later grant of the key has drawn its number. Those who pass exclude
+// It fails once a later grant of the key has drawn its number; on PostgreSQL under
+// REPEATABLE READ and SERIALIZABLE, once that was before the transaction's snapshot, or
+// the later holder's guarded transaction was committed. Those who pass exclude
 // each other until their transactions end, and nobody passes after one with a higher
 // token was committed. So call Guard first in each transaction, and read what the
 // transaction goes by after it: a holder that was paused in the midst of its
@@ -23,7 +25,9 @@ import (
 //
 // Guard is for exclusive holds: shared ones overtake each other. Other errors are
 // those of [Locker.Lock]; after any of them roll back. [dblock.ErrInvalidOption] for
-// a token that is not more than zero, which is that of a lock without fencing.
+// a token that is not more than zero, which is that of a lock without fencing. Any other
+// number is taken for one of the key's own: one that is too high, such as another key's,
+// passes and refuses the key's true holder, until a grant of the key draws a higher one.
 func (l *Locker) Guard(ctx context.Context, tx dblock.Tx, key dblock.Key, token int64) error {
 	const op = "guard"
 	keys := []dblock.Key{key}
@@ -40,7 +44,10 @@ func (l *Locker) Guard(ctx context.Context, tx dblock.Tx, key dblock.Key, token 
 	if err != nil {
 		return l.failed(op, keys, err)
 	}
-	return l.failed(op, keys, l.db.Guard(ctx, tx, dialect.GuardRequest{Table: l.table(), Key: locked[0], Token: token}))
+	if err := l.db.Guard(ctx, tx, dialect.GuardRequest{Table: l.table(), Key: locked[0], Token: token}); err != nil {
+		return l.failed(op, keys, withRemains(l.db, err))
+	}
+	return nil
 }
 
 // Fenced guards a row of the user's by itself, without Guard: a column of type BIGINT

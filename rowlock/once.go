@@ -172,8 +172,8 @@ func DoOnce[T any](ctx context.Context, o *Once, fn func(ctx context.Context, tx
 // Clean deletes the marks that are older than the Age of the options, and returns how
 // many; it is [Locker.Clean] of the table of marks. A message that is delivered again
 // later than that is processed again: Age must be longer than the broker, or whoever
-// delivers, goes on to try. It counts from the mark, and marks of transactions that are
-// open are never deleted.
+// delivers, goes on to try. It counts from the mark, by the server's clock, which must
+// not jump ahead by as much; marks of transactions that are open are never deleted.
 func (o *Once) Clean(ctx context.Context, opts ...*CleanOptions) (deleted int64, err error) {
 	return o.marks.Clean(ctx, opts...)
 }

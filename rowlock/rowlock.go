@@ -198,6 +198,8 @@ func withRemains(db dblock.DB, err error) error {
 		if dialect.ClassOf(err) != dblock.ErrInvalidKey || deadlock.Remains(db, err) != dialect.RemainsAborted {
 			return err // found out before the transaction was touched
 		}
+	case dblock.ErrNotHeld:
+		return err // the transaction is of no use, whatever the server thinks of it
 	case dblock.ErrClosed:
 		return fmt.Errorf("%w; the transaction has ended: lock before that", err)
 	}

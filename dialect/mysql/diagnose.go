@@ -29,7 +29,8 @@ func (db *DB) Diagnose(ctx context.Context) (findings []dialect.Finding, err err
 	}
 	s := settings{values: values}
 	return dialect.Diagnose(ctx, append(p.checks(),
-		p.detail("lock table", p.lockTable),
+		p.detail("lock table", p.lockTable(dialect.Table{})),
+		p.detail("once table", p.lockTable(dialect.Table{Name: dialect.OnceTable})),
 		p.detail("privileges", p.privileges),
 		p.detail("connections", func(ctx context.Context) (dialect.Finding, error) { return p.connections(ctx, s) }),
 		p.detail("timeouts", s.timeouts),
@@ -76,10 +77,30 @@ func (s settings) seconds(name string) time.Duration {
 	return time.Duration(s.number(name) * float64(time.Second))
 }
 
-// lockTable is that of the default name.
-func (p *probe) lockTable(ctx context.Context) (dialect.Finding, error) {
-	exists, err := p.db.CheckTable(ctx, dialect.Table{})
-	return dialect.TableFinding(exists, err)
+// lockTable has the server explain what takes a privilege, which takes it too:
+// https://dev.mysql.com/doc/refman/en/explain.html
+func (p *probe) lockTable(t dialect.Table) func(ctx context.Context) (dialect.Finding, error) {
+	table := p.db.quoted(t)
+	statements := map[string]string{
+		"SELECT": "SELECT id, name, fence FROM " + table,
+		"INSERT": "INSERT INTO " + table + " (id, name) VALUES (0, '')",
+		"UPDATE": "UPDATE " + table + " SET fence = 0 WHERE id = 0",
+		"DELETE": "DELETE FROM " + table + " WHERE id = 0",
+	}
+	return func(ctx context.Context) (dialect.Finding, error) {
+		return dialect.TableFinding(ctx, p.db, t, func(ctx context.Context, privileges ...string) (lacks []string, err error) {
+			for _, privilege := range privileges {
+				_, err := p.a.ExecContext(ctx, "EXPLAIN "+statements[privilege])
+				switch {
+				case isNumber(err, errTableAccessDenied), isNumber(err, errColumnAccessDenied):
+					lacks = append(lacks, privilege)
+				case err != nil:
+					return nil, err
+				}
+			}
+			return lacks, nil
+		})
+	}
 }
 
 // privileges tries what `dblock ls` does.

@@ -28,6 +28,7 @@ const (
 	errUnknownColumn        = 1054
 	errUnknownTable         = 1109
 	errTableAccessDenied    = 1142
+	errColumnAccessDenied   = 1143
 	errNoSuchTable          = 1146
 	errLockWaitTimeout      = 1205
 	errDeadlock             = 1213
@@ -59,7 +60,7 @@ var commonErrors = map[uint16]meaning{
 
 	errDatabaseAccessDenied: {dialect.Denied, dialect.RemainsUsable, "GRANT privileges on the database to this user"},  // ER_DBACCESS_DENIED_ERROR
 	errTableAccessDenied:    {dialect.Denied, dialect.RemainsUsable, "GRANT the privilege on the table to this user"},  // ER_TABLEACCESS_DENIED_ERROR
-	1143:                    {dialect.Denied, dialect.RemainsUsable, "GRANT the privilege on the column to this user"}, // ER_COLUMNACCESS_DENIED_ERROR
+	errColumnAccessDenied:   {dialect.Denied, dialect.RemainsUsable, "GRANT the privilege on the column to this user"}, // ER_COLUMNACCESS_DENIED_ERROR
 	errSpecificAccessDenied: {dialect.Denied, dialect.RemainsUsable, "GRANT the privilege to this user"},               // ER_SPECIFIC_ACCESS_DENIED_ERROR
 	1095:                    {dialect.Denied, dialect.RemainsUsable, ""},                                               // ER_KILL_DENIED_ERROR
 

@@ -19,5 +19,8 @@ func (d *DB) CleanRows(ctx context.Context, r dialect.CleanRequest) (dialect.Cle
 		SELECT (SELECT count(*) FROM page), coalesce((SELECT max(id) FROM page), $1::bigint), (SELECT count(*) FROM gone)`,
 		r.From, r.Rows, r.Age.Microseconds()).Scan(&seen, &cleaned.Last, &cleaned.Deleted)
 	cleaned.More = seen == r.Rows
-	return cleaned, classify(ctx, err)
+	if err = classify(ctx, err); dialect.ClassOf(err) == dialect.Denied {
+		err = changed(err, func(e *dialect.Error) { e.Hint = "GRANT SELECT, UPDATE, DELETE ON " + table + " TO this user" })
+	}
+	return cleaned, err
 }

@@ -21,7 +21,8 @@ func (d *DB) Diagnose(ctx context.Context) (findings []dialect.Finding, err erro
 	return dialect.Diagnose(ctx, append(p.checks(),
 		p.detail("read-only", p.readOnly),
 		p.detail("cluster", p.cluster),
-		p.detail("lock table", p.lockTable),
+		p.detail("lock table", p.lockTable(dialect.Table{})),
+		p.detail("once table", p.lockTable(dialect.Table{Name: dialect.OnceTable})),
 		p.detail("privileges", p.privileges),
 		p.detail("connections", p.connections),
 		p.detail("lock memory", p.lockMemory),
@@ -90,29 +91,19 @@ func (p *probe) cluster(ctx context.Context) (dialect.Finding, error) {
 		Advice: "advisory locks exclude on one server only: let all who lock connect to the same one"}, nil
 }
 
-// lockTable is that of the default name; behind a pooler it is not looked at,
-// since that takes a prepared statement.
-func (p *probe) lockTable(ctx context.Context) (dialect.Finding, error) {
-	if p.shared {
-		return dialect.Finding{}, nil
+// lockTable is not looked at behind a pooler, since that takes a prepared statement.
+func (p *probe) lockTable(t dialect.Table) func(ctx context.Context) (dialect.Finding, error) {
+	return func(ctx context.Context) (dialect.Finding, error) {
+		if p.shared {
+			return dialect.Finding{}, nil
+		}
+		return dialect.TableFinding(ctx, p.db, t, func(ctx context.Context, privileges ...string) ([]string, error) {
+			var lacks string
+			err := p.query(ctx, `SELECT coalesce(string_agg(p, ','), '') FROM unnest('{`+strings.Join(privileges, ",")+`}'::text[]) AS p
+				WHERE NOT has_table_privilege(to_regclass('`+strings.ReplaceAll(tableName(t), "'", "''")+`'), p)`, &lacks)
+			return strings.FieldsFunc(lacks, func(c rune) bool { return c == ',' }), err
+		})
 	}
-	table := dialect.Table{}
-	exists, err := p.db.CheckTable(ctx, table)
-	f, err := dialect.TableFinding(exists, err)
-	if err != nil || f.Level != dialect.OK {
-		return f, err
-	}
-	var lacks string
-	err = p.query(ctx, `SELECT coalesce(string_agg(p, ', '), '') FROM unnest('{SELECT,INSERT,UPDATE}'::text[]) AS p
-		WHERE NOT has_table_privilege(to_regclass('`+tableName(table)+`'), p)`, &lacks)
-	if err != nil {
-		return dialect.Finding{}, err
-	}
-	if lacks != "" {
-		return dialect.Finding{Level: dialect.Warning, Text: "this user may not use it: no " + lacks,
-			Advice: "GRANT SELECT, INSERT, UPDATE ON " + tableName(table) + " TO this user"}, nil
-	}
-	return dialect.Finding{Level: dialect.OK, Text: "there, with the privileges that it needs"}, nil
 }
 
 func (p *probe) privileges(ctx context.Context) (dialect.Finding, error) {

@@ -66,6 +66,8 @@ func meaningOf(code string) (meaning, bool) {
 		return meaning{dialect.Denied, "row locks and fencing need USAGE on the lock table's schema and SELECT, INSERT, UPDATE on the table; setup and migrations need CREATE on the schema, and all on their version table"}, true
 	case "42P01": // undefined_table
 		return meaning{dialect.Setup, setupHint}, true
+	case "42703": // undefined_column
+		return meaning{dialect.Setup, "if the table is dblock's, it has another shape: choose another name or schema for the lock table"}, true
 	case "3F000": // invalid_schema_name
 		return meaning{dialect.Setup, "create the schema"}, true
 	}

@@ -58,6 +58,7 @@ func TestClassifyCodes(t *testing.T) {
 		"53300": {dialect.Capacity, dialect.RemainsAborted},
 		"42501": {dialect.Denied, dialect.RemainsAborted},
 		"42P01": {dialect.Setup, dialect.RemainsAborted},
+		"42703": {dialect.Setup, dialect.RemainsAborted},
 		"3F000": {dialect.Setup, dialect.RemainsAborted},
 	} {
 		cause := &pgconn.PgError{Code: code, Message: "as the server says"}

@@ -16,7 +16,7 @@ import (
 )
 
 // LockRows creates and locks the rows in one statement, which goes through the
-// keys in their order. ON CONFLICT DO UPDATE locks a row that exists even where
+// keys in their order. ON CONFLICT DO UPDATE locks a row that exists also where
 // its condition keeps it from being written
 // (https://www.postgresql.org/docs/current/sql-insert.html#SQL-ON-CONFLICT), waits
 // for whoever is creating it, and so leaves no gap between looking and locking
@@ -34,7 +34,9 @@ import (
 // connection: their creator would exclude the others.
 //
 // Under REPEATABLE READ and SERIALIZABLE a row that was created, changed or cleaned
-// away after the transaction's snapshot is an error of class Serialization. What else
+// away after the transaction's snapshot is an error of class Serialization, and an
+// exclusive lock changes its row: so who has waited for a holder of these levels, and
+// would read what was there before it, is told to start again. What else
 // [DB.AcquireTx] says of errors and contexts is true here too.
 func (d *DB) LockRows(ctx context.Context, tx dialect.Tx, r dialect.RowRequest) ([]int64, error) {
 	if len(r.Keys) == 0 {
@@ -88,9 +90,14 @@ func (d *DB) BeginRows(ctx context.Context, o *sql.TxOptions, r dialect.RowReque
 	return tx, err
 }
 
-// freeRow locks the row if it exists and nobody has it.
+// oneSnapshot is true where all statements of the transaction read from its first one's
+// snapshot: https://www.postgresql.org/docs/current/transaction-iso.html
+const oneSnapshot = "current_setting('transaction_isolation') IN ('repeatable read', 'serializable')"
+
+// freeRow locks the row if it exists, nobody has it, and the lock is to leave no trace.
 func freeRow(r dialect.RowRequest) statement {
-	return statement{"SELECT FROM " + tableName(r.Table) + " WHERE id = $1::bigint FOR NO KEY UPDATE SKIP LOCKED", []any{r.Keys[0].ID}}
+	return statement{"SELECT FROM " + tableName(r.Table) + " WHERE id = $1::bigint AND NOT " + oneSnapshot + " FOR NO KEY UPDATE SKIP LOCKED",
+		[]any{r.Keys[0].ID}}
 }
 
 const (
@@ -154,6 +161,16 @@ func lockExisting(ctx context.Context, t transaction, r dialect.RowRequest, l li
 	statement := "SELECT set_config('dblock.locked', (" + strings.Join(counts, " + ") + ")::text, true)"
 	if l.limit > 0 {
 		statement = limited(l.setting, l.limit, statement)
+	}
+	var exclusive []dialect.Key
+	for _, k := range r.Keys {
+		if k.Mode == dialect.Exclusive {
+			exclusive = append(exclusive, k)
+		}
+	}
+	if len(exclusive) > 0 {
+		statement = inTurn(statement, fmt.Sprintf("UPDATE %s SET fence = fence WHERE id IN (%s) AND %s AND current_setting('dblock.locked')::int = %d",
+			tableName(r.Table), idList(exclusive), oneSnapshot, len(r.Keys)))
 	}
 	n, err := t.exec(ctx, inTurn(savepoint, statement, release,
 		"SELECT FROM generate_series(1, current_setting('dblock.locked')::int)"))
@@ -269,5 +286,5 @@ func createLocked(r dialect.RowRequest) statement {
 		args = []any{intArray(r.Keys), nameArray(r.Keys)}
 	}
 	return statement{"INSERT INTO " + tableName(r.Table) + " AS t (id, name) " + rows +
-		" ON CONFLICT (id) DO UPDATE SET fence = t.fence WHERE false", args}
+		" ON CONFLICT (id) DO UPDATE SET fence = t.fence WHERE " + oneSnapshot, args}
 }

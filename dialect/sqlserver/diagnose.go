@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/dblock-go/dblock/dialect"
 )
@@ -19,7 +20,8 @@ func (d *DB) Diagnose(ctx context.Context) ([]dialect.Finding, error) {
 	}
 	return dialect.Diagnose(ctx, append(p.checks(),
 		p.detail("product", p.product),
-		p.detail("lock table", p.lockTable),
+		p.detail("lock table", p.lockTable(dialect.Table{})),
+		p.detail("once table", p.lockTable(dialect.Table{Name: dialect.OnceTable})),
 		p.detail("privileges", p.privileges),
 		p.detail("isolation", p.isolation),
 		p.detail("durability", p.durability),
@@ -67,10 +69,24 @@ func (p *probe) product(ctx context.Context) (dialect.Finding, error) {
 // azure reports a service whose gateway and failovers are not its user's.
 func (p *probe) azure() bool { return p.engine == 5 || p.engine == 8 || p.engine == 12 }
 
-// lockTable is that of the default name.
-func (p *probe) lockTable(ctx context.Context) (dialect.Finding, error) {
-	exists, err := p.db.CheckTable(ctx, dialect.Table{})
-	return dialect.TableFinding(exists, err)
+// lockTable asks for effective privileges, those of roles too:
+// https://learn.microsoft.com/sql/t-sql/functions/has-perms-by-name-transact-sql
+func (p *probe) lockTable(t dialect.Table) func(ctx context.Context) (dialect.Finding, error) {
+	name := strings.ReplaceAll(tableName(t), "'", "''")
+	return func(ctx context.Context) (dialect.Finding, error) {
+		return dialect.TableFinding(ctx, p.db, t, func(ctx context.Context, privileges ...string) (lacks []string, err error) {
+			for _, privilege := range privileges {
+				var may sql.NullInt64
+				if err := p.query(ctx, fmt.Sprintf("SELECT HAS_PERMS_BY_NAME(N'%s', 'OBJECT', '%s');", name, privilege), &may); err != nil {
+					return nil, err
+				}
+				if may.Int64 != 1 {
+					lacks = append(lacks, privilege)
+				}
+			}
+			return lacks, nil
+		})
+	}
 }
 
 // privileges tries what `dblock ls` does.

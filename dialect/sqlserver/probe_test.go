@@ -124,7 +124,7 @@ func TestDiagnose(t *testing.T) {
 		locks   = []answer{granted, busy, isHeld, gone, granted, gone}
 		noTable = answer{columns: []string{"", "", ""}}
 		denied  = answer{err: serverError(300)}
-		details = []answer{single(nil), noTable, denied, single(true), single("DISABLED"), single(int64(0))}
+		details = []answer{single(nil), noTable, noTable, denied, single(true), single("DISABLED"), single(int64(0))}
 	)
 	for _, c := range []struct {
 		name   string
@@ -133,16 +133,16 @@ func TestDiagnose(t *testing.T) {
 		text   string
 	}{
 		{"an ordinary server", [][]answer{{good}, locks, details},
-			"ok server, ok primary, ok locks, notice lock table, notice privileges, ok isolation, ok durability, ok failover", "GRANT VIEW SERVER STATE"},
+			"ok server, ok primary, ok locks, notice lock table, notice once table, notice privileges, ok isolation, ok durability, ok failover", "GRANT VIEW SERVER STATE"},
 		{"a secondary", [][]answer{{server("16.0.1", 3, "READ_ONLY")}, locks, details},
-			"ok server, unsafe primary, ok locks, notice lock table, notice privileges, ok isolation, ok durability, ok failover", "connect to the primary"},
+			"ok server, unsafe primary, ok locks, notice lock table, notice once table, notice privileges, ok isolation, ok durability, ok failover", "connect to the primary"},
 		{"locks do nothing", [][]answer{{good, granted, granted}, details},
-			"ok server, ok primary, unsafe locks, notice lock table, notice privileges, ok isolation, ok durability, ok failover", "past any proxy"},
+			"ok server, ok primary, unsafe locks, notice lock table, notice once table, notice privileges, ok isolation, ok durability, ok failover", "past any proxy"},
 		{"Azure, forced to be less durable", [][]answer{{server("12.0.2000.8", 5, "READ_WRITE")}, locks,
-			{single(nil), noTable, denied, single(false), single("FORCED"), single(int64(0))}},
-			"ok server, ok primary, ok locks, notice product, notice lock table, notice privileges, ok isolation, warning durability, notice failover", "fencing"},
-		{"Babelfish", [][]answer{{good}, locks, {single(int64(1)), noTable, denied, single(false), denied, single(int64(0))}},
-			"ok server, ok primary, ok locks, notice product, notice lock table, notice privileges, ok isolation, warning durability, ok failover", "Babelfish"},
+			{single(nil), noTable, noTable, denied, single(false), single("FORCED"), single(int64(0))}},
+			"ok server, ok primary, ok locks, notice product, notice lock table, notice once table, notice privileges, ok isolation, warning durability, notice failover", "fencing"},
+		{"Babelfish", [][]answer{{good}, locks, {single(int64(1)), noTable, noTable, denied, single(false), denied, single(int64(0))}},
+			"ok server, ok primary, ok locks, notice product, notice lock table, notice once table, notice privileges, ok isolation, warning durability, ok failover", "Babelfish"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			stub, pool := newStub(t, slices.Concat(c.script...)...)

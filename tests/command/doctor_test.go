@@ -69,14 +69,19 @@ func TestDoctorOfAnOrdinaryServer(t *testing.T) {
 		wantFound(t, before, "primary", "ok", "yes")
 		wantFound(t, before, "locks", "ok", "kept the other out")
 		wantFound(t, before, "lock table", "notice", "dblock setup")
+		wantFound(t, before, "once table", "notice", "rowlock.Once")
 		wantFound(t, before, "privileges", "ok", "shown")
 		if d.kind != servers.KindSQLServer {
 			wantFound(t, before, "connections", "ok", "are in use")
 			// The tests' servers are set up to forget what a crash of the machine would cost.
 			wantFound(t, before, "durability", "warning", "fencing numbers")
 		}
+		run(t, d.dsn, 0, "setup", "--table", "locks") // as an older version did
+		wantFound(t, doctor(t, d.dsn, 0), "once table", "notice", "dblock setup")
 		run(t, d.dsn, 0, "setup")
-		wantFound(t, doctor(t, d.dsn, 0), "lock table", "ok", "there")
+		for _, table := range []string{"lock table", "once table"} {
+			wantFound(t, doctor(t, d.dsn, 0), table, "ok", "there")
+		}
 		table, _ := run(t, d.dsn, 0, "doctor")
 		if !strings.HasPrefix(table, "LEVEL ") || !strings.Contains(table, product) {
 			t.Errorf("table:\n%s", table)
@@ -92,9 +97,28 @@ func TestDoctorOfOneWhoMayOnlyConnect(t *testing.T) {
 		found := doctor(t, dsn, 0)
 		wantFound(t, found, "locks", "ok", "kept the other out")
 		wantFound(t, found, "privileges", "notice", "GRANT ")
-		if d.kind == servers.KindPostgres {
-			wantFound(t, found, "lock table", "warning", "GRANT SELECT, INSERT, UPDATE")
+		switch d.kind {
+		case servers.KindPostgres:
+			wantFound(t, found, "lock table", "warning", "GRANT SELECT, INSERT, UPDATE ON locks")
+		case servers.KindMySQL, servers.KindMariaDB: // there it may also read
+			wantFound(t, found, "once table", "warning", "GRANT INSERT, UPDATE ON once")
 		}
+	})
+}
+
+func TestDoctorOfOneWhoMayLockButNotClean(t *testing.T) {
+	onEach(t, func(t *testing.T, d *database) {
+		run(t, d.dsn, 0, "setup")
+		dsn := d.user(t)
+		u, err := url.Parse(dsn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.exec(t, "GRANT SELECT, INSERT, UPDATE ON locks TO "+u.User.Username())
+		d.exec(t, "GRANT SELECT, INSERT, UPDATE, DELETE ON once TO "+u.User.Username())
+		found := doctor(t, dsn, 0)
+		wantFound(t, found, "lock table", "notice", "GRANT DELETE ON locks")
+		wantFound(t, found, "once table", "ok", "privileges")
 	})
 }
 

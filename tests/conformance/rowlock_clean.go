@@ -5,7 +5,9 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"net/url"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -190,5 +192,30 @@ func rowsCleanBesideLockers(t *testing.T, h *Harness) {
 			}
 			t.Logf("%d grants, %d rows deleted", grants.Load(), cleaned.Load())
 		})
+	}
+}
+
+// Who locks needs no DELETE.
+func rowsCleanDenied(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	d.Setup(t)
+	ctx := testContext(t)
+	dsn := d.Server.User(t, d.DSN)
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.exec(t, `GRANT SELECT, INSERT, UPDATE ON locks TO `+u.User.Username())
+	db, err := h.Open(t, dsn, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := rowlock.New(db)
+	if err := rowlock.InTx(ctx, rows, func(context.Context, dblock.Tx) error { return nil }, dblock.NewKey("clean")); err != nil {
+		t.Fatal(err)
+	}
+	d.exec(t, `UPDATE locks SET fence = -1`) // long ago
+	if _, err := rows.Clean(ctx); !errors.Is(err, dblock.ErrDenied) || !strings.Contains(err.Error(), "DELETE") || !strings.Contains(err.Error(), "GRANT") {
+		t.Errorf("%v, want %v that names the GRANT", err, dblock.ErrDenied)
 	}
 }
