@@ -116,7 +116,8 @@ func (l *Locker) TryLock(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) 
 // The numbers are committed beside the transaction, on a second connection, so that
 // neither a rollback nor a crash gives one again. PostgreSQL through pgx has that
 // connection of its own, the others take it from the pool, and return
-// [dblock.ErrCapacity] where the pool has none.
+// [dblock.ErrCapacity] where the pool has none: lib/pq for the first call only, if the
+// transactions are those of [InTx], which set one apart from then on.
 func (l *Locker) Fence(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) ([]int64, error) {
 	fences, err := l.callers(ctx, "fence", tx, keys, dialect.RowRequest{Fence: true, Wait: l.options.WaitLimit})
 	if err != nil {

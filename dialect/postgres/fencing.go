@@ -34,14 +34,26 @@ func drawnNumbers(ids string) string {
 // not pgx it is one of the pool's, and counts against its limit.
 func (d *DB) connectBeside(ctx context.Context) (conn, error) {
 	if d.config == nil {
-		c, err := obtain(ctx, d.pinned.TakeFree, (*pinned.Conn).Destroy)
-		if err != nil {
-			return nil, err
-		}
-		return &sqlConn{Conn: c.Conn, destroy: c.Destroy}, nil
+		d.needsBeside.Store(true)
+		return pinnedConn(obtain(ctx, d.pinned.TakeFree, (*pinned.Conn).Destroy))
 	}
 	c, _, err := d.connect(ctx, dialect.SessionOptions{})
 	return c, err
+}
+
+// prepareBeside takes that connection out of the pool before a transaction begins, which
+// can wait for it, once a call has needed it: transactions may have all others by then.
+func (d *DB) prepareBeside(ctx context.Context) {
+	if d.needsBeside.Load() {
+		d.beside.Prepare(ctx, func(ctx context.Context) (conn, error) { return pinnedConn(d.take(ctx)) })
+	}
+}
+
+func pinnedConn(c *pinned.Conn, err error) (conn, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &sqlConn{Conn: c.Conn, destroy: c.Destroy}, nil
 }
 
 // connectionOver is true of errors that are not a statement's alone.

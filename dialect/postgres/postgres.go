@@ -20,6 +20,7 @@ import (
 	"net/url"
 	"reflect"
 	"strings"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -52,7 +53,8 @@ type DB struct {
 	beside  *kept.Conn[conn]                               // for what is committed beside the caller's transaction
 	closers []func() error                                 // Close
 
-	userTables userTables
+	needsBeside atomic.Bool // some call has needed beside, which is of the pool where the driver is not pgx
+	userTables  userTables
 }
 
 var (

@@ -350,6 +350,7 @@ func (t sqlTx) read(ctx context.Context, row func(scan func(...any) error) error
 // *sql.Tx.
 func (d *DB) Begin(ctx context.Context, o *sql.TxOptions) (dialect.OwnedTx, error) {
 	if d.pool == nil {
+		d.prepareBeside(ctx)
 		return beginSQL(ctx, d.sql.BeginTx, o)
 	}
 	return beginPgx(ctx, d.pool.BeginTx, o)

@@ -32,6 +32,7 @@ var rowlockClauses = []clause{
 	{"rows: a fencing number on a pool of one connection", rowsFencingPoolOfOne},
 	{"rows: a guard refuses who was overtaken", rowsGuard},
 	{"rows: a guard holds against a paused transaction", rowsGuardPaused},
+	{"rows: a guard behind an older snapshot", rowsGuardBehindSnapshot},
 	{"rows: a guard refuses what cannot be meant", rowsGuardRefuses},
 	{"rows: a fenced column refuses who was overtaken", rowsFencedColumn},
 	{"rows: shared holders", rowsShared},

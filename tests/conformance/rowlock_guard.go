@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"sync"
@@ -152,6 +153,62 @@ func rowsGuardPaused(t *testing.T, h *Harness) {
 	if err := d.guarded(ctx, rows, key, highest-1, nothing); !errors.Is(err, dblock.ErrNotHeld) {
 		t.Errorf("%d after %d: %v", highest-1, highest, err)
 	}
+}
+
+// A transaction that has read before can pass a guard that is newer than what it has
+// read, on PostgreSQL; the successor's guard then waits for it, or has refused it.
+func rowsGuardBehindSnapshot(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	d.Setup(t)
+	d.exec(t, `CREATE TABLE counter (n INT NOT NULL)`, `INSERT INTO counter VALUES (0)`)
+	rows := rowlock.New(d.DB)
+	d.atEveryLevel(t, func(t *testing.T, isolation sql.IsolationLevel) {
+		ctx := testContext(t)
+		for _, written := range []bool{false, true} { // by the successor, before the stale holder's guard
+			key := dblock.NewKey("projector", isolation.String(), fmt.Sprint(written))
+			draw := func() int64 {
+				t.Helper()
+				tx := d.Begin(t, nil)
+				defer rollback(t, tx)
+				fences, err := rows.Fence(ctx, tx, key)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return fences[0]
+			}
+			stale := draw()
+			old := d.Begin(t, &sql.TxOptions{Isolation: isolation})
+			if _, err := readInt(ctx, old, `SELECT n FROM counter`); err != nil {
+				t.Fatal(err)
+			}
+			token := draw()
+			if written {
+				if err := d.guarded(ctx, rows, key, token, nothing); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := rows.Guard(ctx, old, key, stale)
+			behind := d.refusesNewer(isolation) && d.DB.Name() == "postgres"
+			switch {
+			case behind && !written && err == nil:
+				passed := make(chan error, 1)
+				go func() { passed <- d.guarded(ctx, rows, key, token, nothing) }()
+				d.awaitBlocked(t, 1)
+				commit(t, old)
+				if err := <-passed; err != nil {
+					t.Errorf("the successor: %v", err)
+				}
+			case behind && written && errors.Is(err, dblock.ErrSerialization), !behind && errors.Is(err, dblock.ErrNotHeld),
+				isolation == sql.LevelSnapshot && errors.Is(err, dblock.ErrSerialization):
+			default:
+				t.Errorf("the successor has written: %t: %v", written, err)
+			}
+			rollback(t, old)
+			if err := d.guarded(ctx, rows, key, stale, nothing); !errors.Is(err, dblock.ErrNotHeld) {
+				t.Errorf("the stale holder's next transaction: %v", err)
+			}
+		}
+	})
 }
 
 func rowsGuardRefuses(t *testing.T, h *Harness) {

@@ -4,6 +4,7 @@ package kept
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/dblock-go/dblock/dialect"
@@ -17,6 +18,9 @@ type Conn[C any] struct {
 	broken func(error) bool
 	turn   chan struct{} // holds one element while somebody uses conn
 	conn   *C            // nil: not open
+
+	isOpen    atomic.Bool // for who has not the turn
+	preparing atomic.Bool
 }
 
 // New opens nothing yet. After an error of which broken is true the connection is of
@@ -41,7 +45,7 @@ func (k *Conn[C]) Use(ctx context.Context, use func(C) error) error {
 			if err != nil {
 				return err
 			}
-			k.conn = &conn
+			k.keep(conn)
 		}
 		err := use(*k.conn)
 		if err == nil || !k.broken(err) {
@@ -54,12 +58,40 @@ func (k *Conn[C]) Use(ctx context.Context, use func(C) error) error {
 	}
 }
 
+// Prepare opens the connection ahead of the call that needs it, by a way that may take
+// long: nobody waits for it, or does it twice. If it fails, so may that call, with the
+// error that tells why.
+func (k *Conn[C]) Prepare(ctx context.Context, open func(ctx context.Context) (C, error)) {
+	if k.isOpen.Load() || !k.preparing.CompareAndSwap(false, true) {
+		return
+	}
+	defer k.preparing.Store(false)
+	conn, err := open(ctx)
+	if err != nil {
+		return
+	}
+	k.turn <- struct{}{}
+	defer func() { <-k.turn }()
+	if k.conn != nil { // somebody has found one meanwhile
+		_ = k.close(conn)
+		return
+	}
+	k.keep(conn)
+}
+
+// keep has the turn, as drop has.
+func (k *Conn[C]) keep(conn C) {
+	k.conn = &conn
+	k.isOpen.Store(true)
+}
+
 func (k *Conn[C]) drop() error {
 	if k.conn == nil {
 		return nil
 	}
 	conn := *k.conn
 	k.conn = nil
+	k.isOpen.Store(false)
 	return k.close(conn)
 }
 

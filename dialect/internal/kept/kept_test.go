@@ -95,3 +95,35 @@ func TestWhoWaitsForATurnEndsWithItsContext(t *testing.T) {
 		}
 	})
 }
+
+// What Prepare waits for, users do not wait for; only one of them opens.
+func TestPreparedConnectionServesOnceItIsThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var o opener
+		k := o.keep()
+		slowly := make(chan int)
+		slow := func(context.Context) (int, error) { return <-slowly, nil }
+		prepared := make(chan struct{})
+		go func() { defer close(prepared); k.Prepare(t.Context(), slow) }()
+		synctest.Wait()
+		k.Prepare(t.Context(), slow) // does not wait
+		if err := k.Use(t.Context(), func(int) error { return nil }); err != nil || o != (opener{1, 0}) {
+			t.Errorf("during it: %+v, %v", o, err)
+		}
+		slowly <- 7
+		<-prepared
+		if o != (opener{1, 1}) {
+			t.Errorf("one too many: %+v", o)
+		}
+		if err := k.Use(t.Context(), func(int) error { return errBroken }); !errors.Is(err, errBroken) || o != (opener{2, 3}) {
+			t.Errorf("%+v, %v", o, err)
+		}
+		go k.Prepare(t.Context(), slow)
+		slowly <- 8
+		synctest.Wait()
+		var served int
+		if err := k.Use(t.Context(), func(conn int) error { served = conn; return nil }); err != nil || served != 8 || o != (opener{2, 3}) {
+			t.Errorf("%d, %+v, %v", served, o, err)
+		}
+	})
+}
