@@ -59,6 +59,14 @@ func pinnedConn(c *pinned.Conn, err error) (conn, error) {
 // connectionOver is true of errors that are not a statement's alone.
 func connectionOver(err error) bool { return sqlState(err) == "" || sessionEnded(err) }
 
+// besideError is connectError, but for what the server says of a statement.
+func besideError(ctx context.Context, err error) error {
+	if e := classify(ctx, err); sqlState(err) != "" && dialect.ClassOf(e) == "" {
+		return e
+	}
+	return connectError(ctx, err)
+}
+
 // draw is for keys that the caller's transaction has locked: nobody else draws for
 // them meanwhile. The commit is on disk when it returns: a number that a crash takes
 // back would be given twice.
@@ -73,7 +81,7 @@ func (d *DB) draw(ctx context.Context, t dialect.Table, keys []dialect.Key) ([]i
 	}
 	if err != nil {
 		// What remains of the connection beside says nothing about the transaction.
-		return nil, withRemains(connectError(ctx, err), dialect.RemainsUnknown)
+		return nil, withRemains(besideError(ctx, err), dialect.RemainsUnknown)
 	}
 	return parseInts(numbers)
 }

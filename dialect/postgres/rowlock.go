@@ -223,9 +223,9 @@ func (d *DB) lockShared(ctx context.Context, t transaction, r dialect.RowRequest
 		case err == nil:
 			created++
 		case sqlState(err) != "55P03":
-			return withRemains(connectError(ctx, err), dialect.RemainsUsable)
+			return withRemains(besideError(ctx, err), dialect.RemainsUsable)
 		case r.Try:
-			return withRemains(asClass(connectError(ctx, err), dialect.NotAcquired), dialect.RemainsUsable)
+			return withRemains(asClass(besideError(ctx, err), dialect.NotAcquired), dialect.RemainsUsable)
 		default:
 			if err := waitForCreators(ctx, t, r, left()); err != nil {
 				return pastLimit(ctx, began, r.Wait, err)

@@ -50,6 +50,7 @@ var rowlockClauses = []clause{
 	{"once: a second delivery waits for the first", onceWaits},
 	{"once: deliveries in any order do not deadlock", onceDeadlocks},
 	{"once: exactly once, whoever is killed", onceKilled},
+	{"once: exactly once, though answers of commits are lost", onceUnansweredCommits},
 	{"once: a transaction of dblock's", onceInTx},
 	{"once: what cannot be marked is refused", onceRefuses},
 	{"once: cleaning deletes old marks only", onceClean},

@@ -16,6 +16,7 @@ import (
 	"github.com/dblock-go/dblock/deadlock"
 	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/rowlock"
+	"github.com/dblock-go/dblock/tests/proxy"
 )
 
 func message(parts ...any) dblock.Key {
@@ -330,6 +331,53 @@ func onceInTx(t *testing.T, h *Harness) {
 		if n := d.number(t, `SELECT count(*) FROM work`); n != 5 || firsts.Load() != 5 {
 			t.Errorf("%d of 5 messages were processed, %d were the first", n, firsts.Load())
 		}
+	})
+}
+
+// Of a third of the commits nobody hears whether they happened. Every message is
+// delivered until somebody hears of it.
+func onceUnansweredCommits(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	if d.DB.Name() == "sqlserver" {
+		t.Skip("needs a proxy that knows a commit of SQL Server's protocol")
+	}
+	d.Setup(t)
+	d.exec(t, `CREATE TABLE work (message INT NOT NULL, level INT NOT NULL)`)
+	network := proxy.NewCommits(t, d.DSN)
+	db, err := h.Open(t, network.DSN, crowd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.atEveryLevel(t, func(t *testing.T, isolation sql.IsolationLevel) {
+		ctx := testContext(t)
+		const messages, deliveries = 15, 4
+		once := rowlock.NewOnce(db, &rowlock.OnceOptions{Isolation: isolation, Retry: &deadlock.RetryOptions{Attempts: 100}})
+		before := network.Lost()
+		var all sync.WaitGroup
+		for i := range messages * deliveries {
+			all.Go(func() {
+				for {
+					_, err := rowlock.DoOnce(ctx, once, func(ctx context.Context, tx dblock.Tx) error {
+						return execute(ctx, tx, fmt.Sprintf(`INSERT INTO work VALUES (%d, %d)`, i%messages, isolation))
+					}, message(isolation, i%messages))
+					if err == nil {
+						return
+					}
+					if !errors.Is(err, dblock.ErrLost) {
+						t.Errorf("%v, want nil or %v", err, dblock.ErrLost)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+		if counts := d.ints(t, fmt.Sprintf(`SELECT count(*) FROM work WHERE level = %d GROUP BY message`, isolation)); len(counts) != messages || slices.Max(counts) != 1 {
+			t.Errorf("%d of %d messages were processed, one of them %d times", len(counts), messages, slices.Max(counts))
+		}
+		if network.Lost() == before {
+			t.Error("no answer was lost")
+		}
+		t.Logf("%d answers were lost", network.Lost()-before)
 	})
 }
 

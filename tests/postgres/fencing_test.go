@@ -43,3 +43,14 @@ func TestTransactionsLeaveAConnectionForFencingNumbers(t *testing.T) {
 	wantClass(t, err, dialect.Timeout)
 	must(t, fence(first))
 }
+
+// What the server refuses on the connection beside the transaction is no trouble of
+// connecting.
+func TestARefusalBesideTheTransactionIsTheServers(t *testing.T) {
+	everyWay(t, func(t *testing.T, db *postgres.DB) {
+		exec(t, db.SQL(), "ALTER TABLE locks ADD COLUMN owner text NOT NULL")
+		_, err := db.LockRows(t.Context(), begin(t, db, nil), dialect.RowRequest{Keys: shared(1)})
+		wantText(t, err, "23502")
+		wantClass(t, err, "")
+	})
+}
