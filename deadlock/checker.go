@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"unique"
 	"weak"
 
 	"github.com/dblock-go/dblock"
@@ -74,11 +75,12 @@ type CheckerOptions struct {
 // [advisory.Lock.Context]: https://pkg.go.dev/github.com/dblock-go/dblock/advisory#Lock.Context
 type Checker struct {
 	options CheckerOptions
+	ignored map[[2]string]bool
 
 	mu         sync.Mutex
 	classes    orders // between different classes
 	keys       orders // between keys of one class
-	txs        map[txID][]*Hold
+	txs        map[txID]*holding
 	sweepAt    int // how many transactions make it look for those that are gone
 	inversions []Inversion
 	reported   map[string]bool
@@ -87,7 +89,6 @@ type Checker struct {
 const (
 	maxOrders     = 10_000
 	maxKeys       = 100
-	maxNear       = 16 // locks of its class around a lock
 	maxVisits     = 1000
 	maxInversions = 1000
 	sweepFirst    = 64
@@ -95,9 +96,12 @@ const (
 
 // NewChecker makes a Checker that has learnt nothing yet.
 func NewChecker(o *CheckerOptions) *Checker {
-	c := &Checker{txs: map[txID][]*Hold{}, sweepAt: sweepFirst, reported: map[string]bool{}}
+	c := &Checker{ignored: map[[2]string]bool{}, txs: map[txID]*holding{}, sweepAt: sweepFirst, reported: map[string]bool{}}
 	if o != nil {
 		c.options = *o
+	}
+	for _, pair := range c.options.Ignore {
+		c.ignored[pair], c.ignored[[2]string{pair[1], pair[0]}] = true, true
 	}
 	if c.options.ClassOf == nil {
 		c.options.ClassOf = firstPart
@@ -115,11 +119,14 @@ func firstPart(k dblock.Key) string {
 // Call is one call for keys, as a [Checker] sees it.
 type Call struct {
 	// Kind keeps locks apart that have nothing to do with each other, even if their keys
-	// are equal: "advisory" and "row" for those of dblock.
+	// are equal. Those of dblock are "advisory"; "row" and "guard" of the lock table, with
+	// the table's name in front if it is another one; "table row" of a table of the
+	// application's own; and "mark" of rowlock.Once.
 	Kind string
 	// Keys are those of the call.
 	Keys []dblock.Key
-	// Order is the same as [Order] or [OrderRows] returned it: as the call takes them.
+	// Order is the same as [Order] or [OrderRows] returned it: as the call takes them. It
+	// is nil if only the server knows that; then nothing is learnt of their order.
 	Order []dialect.Key
 	// Try: the call does not wait.
 	Try bool
@@ -133,9 +140,11 @@ type Call struct {
 type Hold struct {
 	checker *Checker
 	locks   []lock
+	ordered bool // the locks are taken in their order here
 	place   Place
 	state   atomic.Int32
 	tx      txID
+	alone   *holding // of its locks only; nil until it is needed
 }
 
 const (
@@ -143,14 +152,6 @@ const (
 	held
 	released
 )
-
-// lock is one key of a call.
-type lock struct {
-	class node
-	id    int64
-	label string
-	mode  dblock.Mode
-}
 
 // Begin tells the Checker of a call before it waits. Packages advisory and rowlock do
 // that by themselves; it is exported for code that locks by its own statements. Begin
@@ -163,7 +164,7 @@ func (c *Checker) Begin(ctx context.Context, call Call) *Hold {
 }
 
 func (c *Checker) begin(ctx context.Context, call Call) *Hold {
-	h := &Hold{checker: c, place: caller(), tx: txOf(call.Tx), locks: c.locks(call)}
+	h := &Hold{checker: c, place: caller(), tx: txOf(call.Tx), locks: c.locks(call), ordered: call.Order != nil}
 	if call.Try {
 		return h
 	}
@@ -178,10 +179,17 @@ func (c *Checker) locks(call Call) []lock {
 	for _, k := range call.Keys {
 		classes[k.ID()] = c.options.ClassOf(k)
 	}
-	ordered := call.Order[:min(len(call.Order), maxKeys)]
-	locks := make([]lock, len(ordered))
-	for i, k := range ordered {
-		locks[i] = lock{class: node{kind: call.Kind, class: classes[k.ID]}, id: k.ID, label: k.Label, mode: k.Mode}
+	taken := call.Order
+	if taken == nil {
+		taken = make([]dialect.Key, min(len(call.Keys), maxKeys))
+		for i := range taken {
+			taken[i] = call.Keys[i].ResolveID()
+		}
+	}
+	locks := make([]lock, min(len(taken), maxKeys))
+	for i, k := range taken[:len(locks)] {
+		locks[i] = lock{class: unique.Make(class{call.Kind, classes[k.ID]}), id: k.ID, label: k.Label, mode: k.Mode,
+			covers: !call.Try && k.Mode != dblock.Shared && (i == 0 || call.Order != nil)}
 	}
 	return locks
 }
@@ -197,29 +205,25 @@ func (c *Checker) learn(ctx context.Context, h *Hold) (found Inversion, isNew bo
 			shortest = cycle
 		}
 	}
-	outers := c.heldIn(ctx, h.tx)
-	has := hadBy(h.tx, outers)
-	near := 0
-	for _, outer := range outers {
-		for _, a := range slices.Backward(outer.locks) {
-			for _, b := range h.locks {
-				if has(b) {
-					continue
-				}
-				if a.class == b.class {
-					if near++; near > maxNear*len(h.locks) { // further ones follow from those before
-						continue
-					}
-				}
-				note(c.nest(outer, a, h, b))
-			}
+	around := c.around(ctx, h.tx)
+	has := c.txs[h.tx]
+	var before holding // what the call itself has taken
+	for i := range h.locks {
+		b := &h.locks[i]
+		if has.has(b) {
+			continue
 		}
-	}
-	for i, a := range h.locks {
-		for j, b := range h.locks[i+1:] {
-			if (j == 0 || a.class != b.class) && !has(b) { // of one class, the neighbours say it all
-				note(c.nest(h, a, h, b))
-			}
+		var outer, call lesson
+		for _, o := range around {
+			c.nest(o, h, b, false, &outer)
+		}
+		if h.ordered && len(h.locks) > 1 {
+			c.nest(&before, h, b, true, &call)
+			before.add(h, b)
+		}
+		for _, l := range []lesson{outer, call} {
+			note(c.classes.learn(l.classes))
+			note(c.keys.learn(l.keys))
 		}
 	}
 	if shortest == nil {
@@ -235,59 +239,47 @@ func (c *Checker) learn(ctx context.Context, h *Hold) (found Inversion, isNew bo
 	return found, true
 }
 
-// hadBy tells the locks for which the transaction does not wait, because it has them.
-func hadBy(tx txID, holds []*Hold) func(lock) bool {
-	if tx == (txID{}) {
-		return func(lock) bool { return false }
+// lesson is what is new of one lock: edges that end there.
+type lesson struct{ classes, keys []*edge }
+
+// nest finds what is new in that outer is held when b of inner is waited for.
+func (c *Checker) nest(outer *holding, inner *Hold, b *lock, oneCall bool, l *lesson) {
+	note := func(learnt *orders, news *[]*edge, from, to node, a heldLock) {
+		n := nesting{from: from, to: to, held: a.mode, wanted: b.mode, oneCall: oneCall}
+		if learnt.edges[n] == nil {
+			*news = append(*news, &edge{n, Step{Held: a.taken(a.by.place), Wanted: b.taken(inner.place), OneCall: oneCall}})
+		}
 	}
-	modes := map[node]dblock.Mode{}
-	for _, h := range holds {
-		if h.tx != tx {
+	ignored := func(other *group) bool {
+		if len(c.ignored) > 0 && c.ignored[[2]string{other.class.Value().name, b.class.Value().name}] {
+			b.covers = false
+			return true
+		}
+		return false
+	}
+	ofClass := node{class: b.class}
+	for _, g := range outer.of(b.class) {
+		if g == nil || ignored(g) {
 			continue
 		}
-		for _, l := range h.locks {
-			if mode, ok := modes[l.node()]; !ok || mode == dblock.Shared {
-				modes[l.node()] = l.mode
+		if same, ok := g.lock(b.id); ok {
+			note(&c.keys, &l.keys, b.node(), b.node(), same)
+		}
+		for a := range nearby(g.locks, oneCall) {
+			switch {
+			case a.id == b.id:
+			case c.options.Nested && !oneCall:
+				note(&c.classes, &l.classes, ofClass, ofClass, a)
+			default:
+				note(&c.keys, &l.keys, a.node(), b.node(), a)
 			}
 		}
 	}
-	return func(l lock) bool {
-		mode, ok := modes[l.node()]
-		return ok && (mode != dblock.Shared || l.mode == dblock.Shared)
+	for g := range nearby(outer.groups, oneCall) {
+		if g.class != b.class && !ignored(g) {
+			note(&c.classes, &l.classes, node{class: g.class}, ofClass, g.locks[len(g.locks)-1])
+		}
 	}
-}
-
-// nest learns that a of outer is held when b of inner is waited for. It returns the cycle
-// which that closes, if it does.
-func (c *Checker) nest(outer *Hold, a lock, inner *Hold, b lock) []*edge {
-	if c.ignores(a.class.class, b.class.class) {
-		return nil
-	}
-	e := &edge{nesting: nesting{from: a.class, to: b.class, held: a.mode, wanted: b.mode, oneCall: outer == inner},
-		step: Step{Held: a.taken(outer.place), Wanted: b.taken(inner.place), OneCall: outer == inner}}
-	learnt := &c.classes
-	if a.class == b.class && (a.id == b.id || e.oneCall || !c.options.Nested) {
-		e.from, e.to = a.node(), b.node()
-		learnt = &c.keys
-	}
-	return learnt.learn(e)
-}
-
-func (c *Checker) ignores(a, b string) bool {
-	return slices.ContainsFunc(c.options.Ignore, func(pair [2]string) bool {
-		return pair == [2]string{a, b} || pair == [2]string{b, a}
-	})
-}
-
-// node is the key by itself.
-func (l lock) node() node {
-	n := l.class
-	n.ofKey, n.key = true, l.id
-	return n
-}
-
-func (l lock) taken(at Place) Taken {
-	return Taken{Kind: l.class.kind, Class: l.class.class, Key: l.label, Mode: l.mode, Place: at}
 }
 
 // around is what a context knows to be held: the innermost first.
@@ -312,31 +304,36 @@ func WithTx(ctx context.Context, db dblock.DB, tx dblock.Tx) context.Context {
 	return within(context.WithValue(ctx, outermost{db}, true), around{tx: txOf(tx)})
 }
 
-// heldIn is what is held around a call, the latest first. The caller has c.mu.
-func (c *Checker) heldIn(ctx context.Context, tx txID) []*Hold {
-	var holds []*Hold
-	seen := map[*Hold]bool{}
-	add := func(h *Hold) {
-		if h.checker == c && h.state.Load() == held && !seen[h] {
-			seen[h] = true
-			holds = append(holds, h)
+// around is what is held around a call. The caller has c.mu.
+func (c *Checker) around(ctx context.Context, tx txID) []*holding {
+	var all []*holding
+	add := func(o *holding) {
+		if o != nil && !slices.Contains(all, o) {
+			all = append(all, o)
 		}
 	}
-	of := func(tx txID) {
-		for _, h := range slices.Backward(c.txs[tx]) {
-			add(h)
-		}
-	}
-	of(tx)
+	add(c.txs[tx])
 	for a, _ := ctx.Value(aroundInContext{}).(*around); a != nil; a = a.outer {
-		if a.hold == nil {
-			of(a.tx)
-			continue
+		switch {
+		case a.hold == nil:
+			add(c.txs[a.tx])
+		case a.hold.checker != c || a.hold.state.Load() != held:
+		case a.hold.tx != (txID{}):
+			add(c.txs[a.hold.tx])
+		default:
+			add(a.hold.holding())
 		}
-		add(a.hold)
-		of(a.hold.tx)
 	}
-	return holds
+	return all
+}
+
+// holding is of a hold that belongs to no transaction. The caller has c.mu.
+func (h *Hold) holding() *holding {
+	if h.alone == nil {
+		h.alone = &holding{}
+		h.alone.addAll(h)
+	}
+	return h.alone
 }
 
 // Acquired says that the call was granted its keys.
@@ -383,7 +380,10 @@ func (c *Checker) attach(h *Hold) {
 	if h.tx == (txID{}) || h.state.Load() != held {
 		return
 	}
-	c.txs[h.tx] = append(c.txs[h.tx], h)
+	if c.txs[h.tx] == nil {
+		c.txs[h.tx] = &holding{}
+	}
+	c.txs[h.tx].addAll(h)
 	if len(c.txs) < c.sweepAt {
 		return
 	}

@@ -28,8 +28,8 @@ func TestTransactionsAreForgottenAndNeverMistaken(t *testing.T) {
 		call.Tx = &heavyTx{}
 		c.Begin(t.Context(), call).Acquired()
 		c.mu.Lock()
-		if holds := len(c.txs[txOf(call.Tx)]); holds != 1 {
-			t.Fatalf("transaction %d has %d holds", n, holds)
+		if groups := c.txs[txOf(call.Tx)].groups; len(groups) != 1 || len(groups[0].locks) != 1 {
+			t.Fatalf("transaction %d does not have one lock: %v", n, groups)
 		}
 		c.mu.Unlock()
 	}

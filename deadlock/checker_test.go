@@ -67,7 +67,7 @@ func (p *program) nest(ctx context.Context, keys ...dblock.Key) {
 }
 
 // mustHave fails unless there are as many as expected.
-func (p *program) mustHave(t *testing.T, want int) []deadlock.Inversion {
+func (p *program) mustHave(t testing.TB, want int) []deadlock.Inversion {
 	t.Helper()
 	found := p.Inversions()
 	if len(found) != want {
@@ -442,6 +442,29 @@ func BenchmarkChecker(b *testing.B) {
 				second.Release()
 				first.Release()
 			}
+		})
+	}
+}
+
+// A transaction that locks 1,000 keys in as many calls, again and again.
+func BenchmarkCheckerInTransaction(b *testing.B) {
+	const locks = 1000
+	for name, classes := range map[string]int{"one class": 1, "20 classes": 20, "1000 classes": locks} {
+		b.Run(name, func(b *testing.B) {
+			p := newProgram(nil)
+			calls := make([]deadlock.Call, locks)
+			for n := range calls {
+				calls[n] = p.call(key2(fmt.Sprint("class", n*classes/locks), n))
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				tx := &transaction{}
+				for _, call := range calls {
+					call.Tx = tx
+					take(b.Context(), p.Checker, call)
+				}
+			}
+			p.mustHave(b, 0)
 		})
 	}
 }

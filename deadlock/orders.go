@@ -2,15 +2,19 @@ package deadlock
 
 import (
 	"slices"
+	"unique"
 
 	"github.com/dblock-go/dblock"
 )
 
+// class says which locks are the same to a Checker.
+type class struct{ kind, name string }
+
 // node is a class of locks, or one of its keys.
 type node struct {
-	kind, class string
-	ofKey       bool
-	key         int64
+	class unique.Handle[class]
+	ofKey bool
+	key   int64
 }
 
 // nesting says that somebody who held from waited for to.
@@ -33,22 +37,27 @@ type orders struct {
 	oldest []*edge
 }
 
-// learn returns the shortest cycle that the edge closes, if its nesting is new and closes
-// one.
-func (o *orders) learn(e *edge) []*edge {
-	if o.edges[e.nesting] != nil {
+// learn returns the shortest cycle that one of the edges closes. They are new, and differ in
+// nothing but what is held.
+func (o *orders) learn(edges []*edge) []*edge {
+	if len(edges) == 0 {
 		return nil
 	}
 	if o.edges == nil {
 		o.edges, o.from = map[nesting]*edge{}, map[node][]*edge{}
 	}
-	if len(o.oldest) == maxOrders {
-		o.forgetOldest()
+	for _, e := range edges {
+		if o.edges[e.nesting] != nil { // twice among them
+			continue
+		}
+		if len(o.oldest) == maxOrders {
+			o.forgetOldest()
+		}
+		o.edges[e.nesting] = e
+		o.from[e.from] = append(o.from[e.from], e)
+		o.oldest = append(o.oldest, e)
 	}
-	o.edges[e.nesting] = e
-	o.from[e.from] = append(o.from[e.from], e)
-	o.oldest = append(o.oldest, e)
-	return o.cycle(e)
+	return o.cycle(edges)
 }
 
 func (o *orders) forgetOldest() {
@@ -61,10 +70,10 @@ func (o *orders) forgetOldest() {
 	}
 }
 
-// cycle is the shortest walk from the edge back to it, in which each waits for what the
-// next holds. Calls for several keys follow one order, so that a cycle of nothing but those
-// is none.
-func (o *orders) cycle(first *edge) []*edge {
+// cycle is the shortest walk from one of the first edges back to it, in which each waits
+// for what the next holds. Calls for several keys follow one order, so that a cycle of
+// nothing but those is none.
+func (o *orders) cycle(firsts []*edge) []*edge {
 	// Of the walks to a state one is enough.
 	type state struct {
 		at     node
@@ -76,15 +85,26 @@ func (o *orders) cycle(first *edge) []*edge {
 		nested bool
 		before int
 	}
-	visits := []visit{{first, !first.oneCall, -1}}
+	start := firsts[0]
+	for _, first := range firsts {
+		if !first.oneCall && first.blockedBy(first) {
+			return []*edge{first}
+		}
+	}
+	if len(o.from[start.to]) == 0 {
+		return nil
+	}
+	visits := []visit{{start, !start.oneCall, -1}}
 	seen := map[state]bool{}
 	for i := 0; i < min(len(visits), maxVisits); i++ {
 		v := visits[i]
-		if v.nested && v.edge.blockedBy(first) {
-			var walk []*edge
-			for ; i >= 0; i = visits[i].before {
+		end := slices.IndexFunc(firsts, v.edge.blockedBy)
+		if v.nested && end >= 0 && i > 0 {
+			walk := []*edge{}
+			for ; i > 0; i = visits[i].before {
 				walk = append(walk, visits[i].edge)
 			}
+			walk = append(walk, firsts[end])
 			slices.Reverse(walk)
 			return walk
 		}
