@@ -12,6 +12,7 @@
 package dialect
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -398,6 +399,11 @@ type Holding struct {
 type Table struct {
 	Schema string // empty: the connection's default
 	Name   string // empty: "locks"
+}
+
+// String is the table for people to read.
+func (t Table) String() string {
+	return UserTable{Schema: t.Schema, Name: cmp.Or(t.Name, "locks")}.String()
 }
 
 // Migration is one step that creates or changes a lock table.

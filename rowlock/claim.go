@@ -78,6 +78,7 @@ func (r *Rows) Claim(ctx context.Context, tx dblock.Tx, o ClaimOptions) ([]Prima
 		keys[i] = row
 	}
 	if len(keys) > 0 {
+		r.beginHold(ctx, tx, keys, true).Acquired()
 		r.observe(ctx, keys, time.Since(start))
 	}
 	return keys, nil

@@ -44,9 +44,11 @@ func (l *Locker) Guard(ctx context.Context, tx dblock.Tx, key dblock.Key, token 
 	if err != nil {
 		return l.failed(op, keys, err)
 	}
+	hold := l.options.Checker.Begin(ctx, deadlock.Call{Kind: l.kind("guard"), Keys: keys, Order: locked, Tx: tx})
 	if err := l.db.Guard(ctx, tx, dialect.GuardRequest{Table: l.table(), Key: locked[0], Token: token}); err != nil {
 		return l.failed(op, keys, withRemains(l.db, err))
 	}
+	hold.Acquired()
 	return nil
 }
 

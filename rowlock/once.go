@@ -28,6 +28,10 @@ type OnceOptions struct {
 	// deadlock.Retry. Its Keys are set by DoOnce, and its Observer is the one below
 	// unless it has its own.
 	Retry *deadlock.RetryOptions
+	// Checker learns in which order messages are marked inside other locks, for development
+	// and tests. The key that it sees of a message has Table as its first part, so that this
+	// is the class of all marks, and then the message's. Default: none, which costs nothing.
+	Checker *deadlock.Checker
 	// Observer hears of waits that are not over soon and of retries. Default: none.
 	Observer dblock.Observer
 }
@@ -44,7 +48,7 @@ func NewOnce(db dblock.DB, opts ...*OnceOptions) *Once {
 		o = *opts[0]
 	}
 	marks := New(db, &Options{Schema: o.Schema, Table: cmp.Or(o.Table, dialect.OnceTable),
-		Isolation: o.Isolation, Retry: o.Retry, Observer: o.Observer})
+		Isolation: o.Isolation, Retry: o.Retry, Checker: o.Checker, Observer: o.Observer})
 	if len(opts) > 1 {
 		marks.mistaken = dialect.Invalidf("%d OnceOptions: at most one", len(opts))
 	}
@@ -85,22 +89,22 @@ func (o *Once) MarkEach(ctx context.Context, tx dblock.Tx, messages ...dblock.Ke
 	if err := checkTx(tx); err != nil {
 		return nil, l.failed(op, messages, err)
 	}
-	first, err = o.mark(ctx, tx, messages)
+	first, _, err = o.mark(ctx, tx, messages)
 	if err != nil {
 		return nil, l.failed(op, messages, withRemains(l.db, err))
 	}
 	return first, nil
 }
 
-func (o *Once) mark(ctx context.Context, tx dblock.Tx, messages []dblock.Key) ([]bool, error) {
+func (o *Once) mark(ctx context.Context, tx dblock.Tx, messages []dblock.Key) (first []bool, hold *deadlock.Hold, err error) {
 	// What it checks of the keys is the same for marks; their rows are other ones.
 	if _, err := deadlock.OrderRows(o.marks.db, messages...); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	keys := make([]dialect.Key, len(messages))
 	for i, message := range messages {
 		if message.Mode() != dblock.Exclusive {
-			return nil, dialect.Invalidf("message %s is shared: only one may process it", message)
+			return nil, nil, dialect.Invalidf("message %s is shared: only one may process it", message)
 		}
 		keys[i] = message.ResolveDigest()
 	}
@@ -109,21 +113,44 @@ func (o *Once) mark(ctx context.Context, tx dblock.Tx, messages []dblock.Key) ([
 	ordered = slices.CompactFunc(ordered, func(a, b dialect.Key) bool { return a.ID == b.ID && a.Name == b.Name })
 	for i := range len(ordered) - 1 {
 		if ordered[i].ID == ordered[i+1].ID {
-			return nil, dialect.Collides(ordered[i])
+			return nil, nil, dialect.Collides(ordered[i])
 		}
 	}
+	hold = o.beginHold(ctx, tx, messages)
 	stop := o.marks.announceWait(ctx, messages)
 	marked, err := o.marks.db.MarkRows(ctx, tx, dialect.MarkRequest{Table: o.marks.table(), Keys: ordered})
 	stop()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	first := make([]bool, len(messages))
+	hold.Acquired()
+	first = make([]bool, len(messages))
 	for i, key := range keys {
 		place, _ := slices.BinarySearchFunc(ordered, key, byDigest)
 		first[i], marked[place] = marked[place], false
 	}
-	return first, nil
+	return first, hold, nil
+}
+
+// beginHold tells the Checker of a call, which marks in the order of digests.
+func (o *Once) beginHold(ctx context.Context, tx dblock.Tx, messages []dblock.Key) *deadlock.Hold {
+	checker := o.marks.options.Checker
+	if checker == nil {
+		return nil
+	}
+	sorted := slices.Clone(messages)
+	slices.SortFunc(sorted, func(a, b dblock.Key) int { return byDigest(a.ResolveDigest(), b.ResolveDigest()) })
+	sorted = slices.Compact(sorted)
+	call := deadlock.Call{Kind: "mark", Tx: tx}
+	for _, message := range sorted {
+		parts := message.Parts()
+		if len(parts) == 0 {
+			parts = []string{message.String()}
+		}
+		key := dblock.NewKey(slices.Concat([]string{o.marks.table().String()}, parts)...)
+		call.Keys, call.Order = append(call.Keys, key), append(call.Order, key.ResolveID())
+	}
+	return checker.Begin(ctx, call)
 }
 
 func byDigest(a, b dialect.Key) int { return cmp.Compare(a.ID, b.ID) }
@@ -155,15 +182,17 @@ func DoOnce[T any](ctx context.Context, o *Once, fn func(ctx context.Context, tx
 		if err != nil {
 			return l.failed(op, messages, l.db.Classify(err))
 		}
+		var hold *deadlock.Hold
+		defer func() { hold.Release() }()
 		return transaction.Run(ctx, l.db, tx, messages, func() error {
-			marked, err := o.mark(ctx, tx, messages)
-			if err != nil {
+			var marked []bool
+			if marked, hold, err = o.mark(ctx, tx, messages); err != nil {
 				return l.failed(op, messages, err)
 			}
 			if first = marked[0]; !first {
 				return nil
 			}
-			return fn(ctx, transaction.As[T](tx))
+			return fn(hold.Context(ctx), transaction.As[T](tx))
 		})
 	}, transaction.Retries(l.options.Retry, messages, l.options.Observer))
 	return first && err == nil, err

@@ -154,7 +154,7 @@ func (l *Locker) lock(ctx context.Context, tx dblock.Tx, keys []dblock.Key, r di
 	r.Table = l.table()
 	r.Keys = ordered
 	start := time.Now()
-	hold := l.options.Checker.Begin(ctx, deadlock.Call{Kind: "row", Keys: keys, Order: ordered, Try: r.Try, Tx: tx})
+	hold := l.options.Checker.Begin(ctx, deadlock.Call{Kind: l.kind("row"), Keys: keys, Order: ordered, Try: r.Try, Tx: tx})
 	stop := func() {}
 	if !r.Try {
 		stop = l.announceWait(ctx, keys)
@@ -174,6 +174,14 @@ func (l *Locker) lock(ctx context.Context, tx dblock.Tx, keys []dblock.Key, r di
 		fences[k.ID] = numbers[i]
 	}
 	return fences, nil
+}
+
+// kind keeps the locks of different tables apart for a Checker.
+func (l *Locker) kind(of string) string {
+	if table := l.table().String(); table != (dialect.Table{}).String() {
+		return table + " " + of
+	}
+	return of
 }
 
 func (l *Locker) table() dialect.Table {

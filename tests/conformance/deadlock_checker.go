@@ -2,8 +2,12 @@ package conformance
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
+	"strconv"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/advisory"
@@ -17,16 +21,29 @@ type inside func(ctx context.Context, key dblock.Key, work func(ctx context.Cont
 
 // checked are lockers with one Checker.
 type checked struct {
-	checker *deadlock.Checker
-	locks   *advisory.Locker
-	rows    *rowlock.Locker
+	checker  *deadlock.Checker
+	locks    *advisory.Locker
+	rows     *rowlock.Locker
+	accounts *rowlock.Rows
+	once     *rowlock.Once
+	messages *atomic.Int64
 }
 
 func (d *Database) checked(t *testing.T, o *deadlock.CheckerOptions) checked {
 	c := deadlock.NewChecker(o)
 	return checked{c,
 		newLocker(t, d.DB, &advisory.Options{Checker: c}),
-		rowlock.New(d.DB, &rowlock.Options{Checker: c})}
+		rowlock.New(d.DB, &rowlock.Options{Checker: c}),
+		rowlock.NewRows(d.DB, rowlock.RowsOptions{Table: "account", Key: []string{"name"}, Checker: c}),
+		rowlock.NewOnce(d.DB, &rowlock.OnceOptions{Checker: c}),
+		new(atomic.Int64)}
+}
+
+// setUpAccounts makes the rows of the keys that checks use.
+func (d *Database) setUpAccounts(t *testing.T) {
+	d.Setup(t)
+	d.exec(t, `CREATE TABLE account (name VARCHAR(20) NOT NULL PRIMARY KEY)`)
+	d.exec(t, `INSERT INTO account VALUES ('a/1'), ('b/1')`)
 }
 
 // inTxOf runs work in a transaction of the caller's that has locked.
@@ -41,6 +58,13 @@ func inTxOf(db dblock.DB, lock func(context.Context, dblock.Tx, ...dblock.Key) e
 			return err
 		}
 		return work(deadlock.WithTx(ctx, db, tx))
+	}
+}
+
+// rowsOf lets keys name rows of a table.
+func rowsOf(lock func(context.Context, dblock.Tx, ...rowlock.PrimaryKey) error) func(context.Context, dblock.Tx, ...dblock.Key) error {
+	return func(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) error {
+		return lock(ctx, tx, rowlock.PK(keys[0].String()))
 	}
 }
 
@@ -69,10 +93,41 @@ func (c checked) ways(db dblock.DB) (ways, tries map[string]inside) {
 			return rowlock.InTx(ctx, c.rows, func(ctx context.Context, _ dblock.Tx) error { return work(ctx) }, key)
 		},
 		"rowlock.Lock": inTxOf(db, c.rows.Lock),
+		"rowlock.LockWithin": inTxOf(db, func(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) error {
+			return c.rows.LockWithin(ctx, tx, time.Minute, keys...)
+		}),
+		"rowlock.Fence": inTxOf(db, func(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) error {
+			_, err := c.rows.Fence(ctx, tx, keys...)
+			return err
+		}),
+		"rowlock.Guard": inTxOf(db, func(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) error {
+			return c.rows.Guard(ctx, tx, keys[0], 1<<53-1)
+		}),
+		"Rows.Lock": inTxOf(db, rowsOf(c.accounts.Lock)),
+		"Rows.LockWithin": inTxOf(db, rowsOf(func(ctx context.Context, tx dblock.Tx, keys ...rowlock.PrimaryKey) error {
+			return c.accounts.LockWithin(ctx, tx, time.Minute, keys...)
+		})),
+		"Once.Mark": inTxOf(db, func(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) error {
+			_, err := c.once.Mark(ctx, tx, keys[0])
+			return err
+		}),
+		"DoOnce": func(ctx context.Context, key dblock.Key, work func(context.Context) error) error {
+			fresh := dblock.NewKey("message", strconv.Itoa(int(c.messages.Add(1))))
+			_, err := rowlock.DoOnce(ctx, c.once, func(ctx context.Context, _ dblock.Tx) error { return work(ctx) }, fresh)
+			return err
+		},
 	}
 	tries = map[string]inside{
 		"TryLock":         withLock(c.locks.TryLock),
 		"rowlock.TryLock": inTxOf(db, c.rows.TryLock),
+		"Rows.TryLock":    inTxOf(db, rowsOf(c.accounts.TryLock)),
+		"Rows.Claim": inTxOf(db, func(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) error {
+			claimed, err := c.accounts.Claim(ctx, tx, rowlock.ClaimOptions{Where: "name = '" + keys[0].String() + "'"})
+			if err == nil && len(claimed) != 1 {
+				err = fmt.Errorf("claimed %v", claimed)
+			}
+			return err
+		}),
 	}
 	if db.Features().Transaction {
 		ways["DoTx"] = func(ctx context.Context, key dblock.Key, work func(context.Context) error) error {
@@ -89,7 +144,7 @@ func doNothing(context.Context) error { return nil }
 // Each way to lock is seen, outside of another and inside, from its begin to its end.
 func checkerSees(t *testing.T, h *Harness) {
 	d := h.Database(t)
-	d.Setup(t)
+	d.setUpAccounts(t)
 	ctx := testContext(t)
 	a, b := dblock.NewKey("a", "1"), dblock.NewKey("b", "1")
 	run := func(t *testing.T, outer inside, outerKey dblock.Key, inner inside, innerKey dblock.Key) {
@@ -128,7 +183,8 @@ func checkerSees(t *testing.T, h *Harness) {
 		t.Run(name, func(t *testing.T) {
 			c := d.checked(t, nil)
 			ways, tries := c.ways(d.DB)
-			way, try := ways[map[string]string{"TryLock": "Lock", "rowlock.TryLock": "rowlock.Lock", "TryLockTx": "LockTx"}[name]], tries[name]
+			way, try := ways[map[string]string{"TryLock": "Lock", "rowlock.TryLock": "rowlock.Lock", "TryLockTx": "LockTx",
+				"Rows.TryLock": "Rows.Lock", "Rows.Claim": "Rows.Lock"}[name]], tries[name]
 			run(t, ways["Do"], b, try, a)
 			run(t, try, a, ways["Do"], b)
 			c.checker.Report(t) // a try does not wait
@@ -148,8 +204,13 @@ func checkerSeesReleases(t *testing.T, h *Harness) {
 	a, b := dblock.NewKey("a", "1"), dblock.NewKey("b", "1")
 	c := d.checked(t, nil)
 	ways, _ := c.ways(d.DB)
-	delete(ways, "rowlock.Lock") // their transactions are the caller's
-	delete(ways, "LockTx")
+	for name := range ways {
+		switch name {
+		case "Do", "Lock", "InTx", "DoTx", "rowlock.InTx", "DoOnce":
+		default: // their transactions are the caller's
+			delete(ways, name)
+		}
+	}
 	for name, way := range ways {
 		var after context.Context
 		err := way(ctx, a, func(ctx context.Context) error {
