@@ -64,7 +64,8 @@ func (i Inversion) identity() string {
 	return strings.Join(slices.Compact(steps), "\n")
 }
 
-// String names the classes, each step with its keys and places, and the way out.
+// String names the classes, each step with its keys and places, the way out, and how to
+// silence it.
 func (i Inversion) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s:", i.title())
@@ -75,7 +76,10 @@ func (i Inversion) String() string {
 			fmt.Fprintf(&b, "\n\t%s taken at %s,\n\t\tthen %s at %s", s.Held, s.Held.Place, s.Wanted, s.Wanted.Place)
 		}
 	}
-	fmt.Fprintf(&b, "\n%s", i.wayOut())
+	if len(i.Steps) > 1 {
+		b.WriteString("\nDone at the same time, each can wait for what another holds.")
+	}
+	fmt.Fprintf(&b, "\n%s\n%s", i.wayOut(), i.silence())
 	return b.String()
 }
 
@@ -95,7 +99,7 @@ func (i Inversion) itself() bool {
 
 func (i Inversion) title() string {
 	if i.itself() {
-		return fmt.Sprintf("lock of class %s waits for itself", i.Steps[0].Held.Class)
+		return fmt.Sprintf("possible deadlock: lock of class %s waits for itself", i.Steps[0].Held.Class)
 	}
 	var classes []string
 	for _, s := range i.Steps {
@@ -105,25 +109,42 @@ func (i Inversion) title() string {
 		}
 	}
 	if len(classes) == 1 {
-		return "lock order inversion within class " + classes[0]
+		return "possible deadlock: lock order inversion within class " + classes[0]
 	}
-	return "lock order inversion of classes " + strings.Join(classes, ", ")
+	return "possible deadlock: lock order inversion of classes " + strings.Join(classes, ", ")
 }
 
 func (i Inversion) wayOut() string {
-	kind, oneKind := i.Steps[0].Held.Kind, true
-	for _, s := range i.Steps {
-		oneKind = oneKind && s.Wanted.Kind == kind
-	}
+	first := i.Steps[0].Held
 	switch {
-	case i.itself() && i.Steps[0].Held.Mode == dblock.Shared:
+	case i.itself() && first.Mode == dblock.Shared:
 		return "Two that hold the key in shared mode wait for each other: take it exclusively from the start."
-	case i.itself():
+	case i.itself() && first.Kind == "advisory":
 		return "Locks are not re-entrant: pass on the one that is held (advisory.FromContext) instead of taking it again."
-	case !oneKind:
-		return "Take them in the same order everywhere, advisory locks before row locks; if these places can never meet, name the classes in CheckerOptions.Ignore."
+	case i.itself():
+		return "What holds it is another transaction: lock in that one, or end it before."
+	case i.oneCallCan():
+		return "Take them in one call, which locks its keys in one global order, or one after the other in the same order everywhere."
+	case slices.ContainsFunc(i.Steps, func(s Step) bool { return s.Held.Kind == "advisory" }):
+		return "Take them in the same order everywhere, advisory locks before those of transactions."
 	}
-	return "Take them in one call, which locks its keys in one global order, or one after the other in the same order everywhere; if these places can never meet, name the classes in CheckerOptions.Ignore."
+	return "Take them in the same order everywhere."
+}
+
+// oneCallCan: there is a call that takes all of them.
+func (i Inversion) oneCallCan() bool {
+	first := i.Steps[0].Held
+	for _, s := range i.Steps {
+		if s.Held.Kind != first.Kind || s.Held.Class != first.Class && (first.Kind == "table row" || first.Kind == "mark") {
+			return false
+		}
+	}
+	return !strings.HasSuffix(first.Kind, "guard")
+}
+
+func (i Inversion) silence() string {
+	s := i.Steps[max(0, slices.IndexFunc(i.Steps, func(s Step) bool { return !s.OneCall }))]
+	return fmt.Sprintf("If that cannot happen, silence the pair: deadlock.CheckerOptions{Ignore: [][2]string{{%q, %q}}}.", s.Held.Class, s.Wanted.Class)
 }
 
 // caller is the innermost place in the stack that is not dblock's.

@@ -97,6 +97,10 @@ func (o RetryOptions) backoff() retry.Backoff {
 // the context of [WithTx], which says the same of a transaction of the caller's: dblock
 // cannot know that fn works in one otherwise.
 //
+// A Retry on another db, inside fn, is about a transaction of its own, and starts that
+// again by itself. What it has tried in vain no Retry around it tries further: attempts add
+// up, and do not multiply. Each Budget counts by itself; a deadline of ctx bounds them all.
+//
 // Locks that are held around Retry, by advisory.Do for instance, stay held during its
 // pauses: where the cycle can go through them, Retry belongs around them.
 //
@@ -146,23 +150,38 @@ func run(ctx context.Context, db dblock.DB, fn func(ctx context.Context) error, 
 		}
 		pause, stop := backoff.Next()
 		if stop {
-			return dblock.NewError("retry", db, o.Keys, fmt.Errorf("attempt %d of %d: %w", attempt, o.Attempts, failure))
+			return o.giveUp(db, attempt, fmt.Errorf("attempt %d of %d: %w", attempt, o.Attempts, failure))
 		}
 		if o.Budget > 0 && time.Since(began)+pause > o.Budget {
-			return dblock.NewError("retry", db, o.Keys, fmt.Errorf("attempt %d, the budget of %v allows no other: %w", attempt, o.Budget, failure))
+			return o.giveUp(db, attempt, fmt.Errorf("attempt %d, the budget of %v allows no other: %w", attempt, o.Budget, failure))
 		}
 		if o.Observer != nil {
 			o.Observer.Observe(ctx, dblock.Event{
 				Kind: dblock.EventRetried, Dialect: db.Name(), Keys: o.Keys, Duration: pause, Err: failure})
 		}
 		if err := wait(ctx, pause); err != nil {
-			return dblock.NewError("retry", db, o.Keys, fmt.Errorf("%w before attempt %d of %d, after %w", err, attempt+1, o.Attempts, failure))
+			return o.giveUp(db, attempt, fmt.Errorf("%w before attempt %d of %d, after %w", err, attempt+1, o.Attempts, failure))
 		}
 	}
 }
 
+// gaveUp is a failure that a Retry has tried to cure in vain, as often as it may.
+type gaveUp struct{ error }
+
+func (g gaveUp) Unwrap() error { return g.error }
+
+func (o RetryOptions) giveUp(db dblock.DB, attempt int, failure error) error {
+	if attempt == 1 {
+		return dblock.NewError("retry", db, o.Keys, failure)
+	}
+	return dblock.NewError("retry", db, o.Keys, gaveUp{failure})
+}
+
 // cures reports whether another run may succeed.
 func (o RetryOptions) cures(ctx context.Context, db dblock.DB, failure error) bool {
+	if errors.As(failure, new(gaveUp)) {
+		return false
+	}
 	return IsRetryable(db, failure) || o.Timeouts && ctx.Err() == nil && IsTimeout(db, failure) && !hitDeadline(failure)
 }
 

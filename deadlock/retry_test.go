@@ -3,6 +3,7 @@ package deadlock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -209,6 +210,32 @@ func TestNestedRetryRestartsTheOutermost(t *testing.T) {
 		}
 		if others != 4 {
 			t.Errorf("on another database: %d runs, want one retry and 4 runs", others)
+		}
+	})
+}
+
+func TestNestedRetriesOfSeveralDatabasesAddUpTheirAttempts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		attempts := func(n int) *deadlock.RetryOptions { return &deadlock.RetryOptions{Attempts: n} }
+		for _, test := range []struct {
+			inner *deadlock.RetryOptions
+			runs  int
+			text  string
+		}{
+			{attempts(4), 4, "attempt 4 of 4"},
+			{attempts(1), 5, "attempt 5 of 5"}, // which leaves it to the outer one
+		} {
+			runs := 0
+			err := deadlock.Retry(t.Context(), &fakeDB{}, func(ctx context.Context) error {
+				err := deadlock.Retry(ctx, &fakeDB{remains: dialect.RemainsUsable}, func(context.Context) error {
+					runs++
+					return driverError{dialect.Deadlock}
+				}, test.inner)
+				return fmt.Errorf("the other database: %w", err)
+			}, attempts(5))
+			if runs != test.runs || !errors.Is(err, dblock.ErrDeadlock) || !strings.Contains(err.Error(), test.text) {
+				t.Errorf("%d runs, %v: want %d, %s", runs, err, test.runs, test.text)
+			}
 		}
 	})
 }
