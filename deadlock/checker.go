@@ -23,8 +23,13 @@ type CheckerOptions struct {
 	// soon as it is seen. Default: when keys of the class were seen in both orders.
 	Nested bool
 	// Ignore names pairs of classes that are known not to deadlock with each other,
-	// because a third lock is held around both, for instance. A pair of a class with
-	// itself is one too. Default: none.
+	// because a third lock is held around both, for instance:
+	//
+	//	Ignore: [][2]string{{"account", "order"}}
+	//
+	// Neither order of the two is learnt then, of whatever kind their locks are. A pair of a
+	// class with itself is one too. Each report ends with the pair that silences it.
+	// Default: none.
 	Ignore [][2]string
 	// OnInversion hears of each inversion, once, on the goroutine that was about to lock
 	// and before it does. Default: nobody; see [Checker.Inversions].
@@ -33,44 +38,54 @@ type CheckerOptions struct {
 
 // Checker learns in which order locks are taken inside one another, and reports the
 // first time that two orders contradict each other: an [Inversion], which could become
-// a deadlock though it has not. Give one Checker to advisory.Options and to
-// rowlock.Options of all lockers of one database, in development and in tests:
+// a deadlock though it has not. Give one Checker to advisory.Options, rowlock.Options,
+// rowlock.RowsOptions and rowlock.OnceOptions of all that locks in a program, in development
+// and in tests:
 //
 //	checker := deadlock.NewChecker(nil)
 //	locks, err := advisory.New(db, &advisory.Options{Checker: checker})
 //	rows := rowlock.New(db, &rowlock.Options{Checker: checker})
+//	accounts := rowlock.NewRows(db, rowlock.RowsOptions{Table: "account", Key: []string{"id"}, Checker: checker})
 //	t.Cleanup(func() { checker.Report(t) })
 //
 // # What it sees
 //
-// It learns orders of classes of keys, [CheckerOptions.ClassOf], apart for advisory and
-// row locks: who takes an account inside of an order, and elsewhere any order inside of
-// any account, hears of it. Within one class it learns orders of keys, so it reports
-// those that were seen in both orders. Cycles of any length count. Shared holds do not
-// wait for each other. A try does not wait, but what it was granted is waited for. The
-// keys of one call are taken in one global order, so such calls cannot deadlock each
-// other; a nested call against that order can, and is reported once both were seen.
+// It learns orders of classes of keys, [CheckerOptions.ClassOf], apart for the kinds of
+// locks and for each lock table, see [Call]: who takes an account inside of an order, and
+// elsewhere any order inside of any account, hears of it. Rows of the application's own are
+// of the class of their table, messages of rowlock.Once of that of its table. Within one
+// class it learns orders of keys, so it reports those that were seen in both orders. Cycles
+// of any length count, between several databases too, which no server sees. Shared holds do
+// not wait for each other. A try, or a claim, does not wait, but what it was granted is
+// waited for. The keys of one call are taken in one global order, so such calls cannot
+// deadlock each other; a nested call against that order can, and is reported once both
+// were seen. Only the database knows that order of an application's own rows, so that of
+// them just nested calls are compared.
 //
 // A call is inside another if it gets the context of that: the one that Do, InTx,
 // OnSession and DoTx give to their functions, [advisory.Lock.Context], and whatever is
-// derived of them; or if both lock in the same transaction. Go does not tell which
+// derived of them, in other goroutines too; or if both lock in the same transaction. A
+// goroutine for which the holder does not wait gets another context. Go does not tell which
 // goroutine calls, so a Lock that is followed by another with the plain context is not
 // known to be held. Nor are locks of a caller's transaction, outside of that transaction;
 // [WithTx] makes a context which carries them. A *sql.Conn in which transactions begin and
 // end is no transaction: its locks are not known to be held in later calls.
 //
-// It does not see rows that rowlock.Rows locks, nor statements of the application's own
-// (see [Checker.Begin]), and knows
-// nothing of locks that guard an inversion: silence such pairs with
-// [CheckerOptions.Ignore].
+// It does not see statements of the application's own (see [Checker.Begin]), nor the guard
+// of package migrations. It knows rows by their values as they are written, so that 'a' and
+// 'A' are two to it whatever the collation says, and keys by their parts, so that the same
+// key in two databases is one: where that happens each database needs a Checker of its own.
+// It knows nothing of locks that guard an inversion: silence
+// such pairs with [CheckerOptions.Ignore].
 //
 // # What it costs
 //
-// A nil Checker costs a comparison. Otherwise each call costs some microseconds,
-// for each lock that is held around it: a transaction that locks thousands of keys in as
-// many calls is slow under a Checker. A Checker remembers the last 10,000 orders of classes, and of keys, looks at the first 100
-// keys of a call, gives up the search for a cycle after 1,000 locks, and keeps 1,000
-// inversions.
+// A nil Checker costs a comparison. Otherwise each key costs some microseconds, however
+// many are held around it: it is compared with those taken last, and what is missing
+// follows from what those had around them. An order that is new costs a search for a cycle,
+// which may take a tenth of a millisecond. A Checker remembers the last 10,000 orders of
+// classes, and of keys, looks at the first 100 keys of a call, gives up the search for a
+// cycle after 1,000 locks, and keeps 1,000 inversions.
 //
 // [advisory.Lock.Context]: https://pkg.go.dev/github.com/dblock-go/dblock/advisory#Lock.Context
 type Checker struct {

@@ -51,6 +51,11 @@ func (p *program) lockTx(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) 
 	take(ctx, p.Checker, c)
 }
 
+// lockRows takes them in an order that only the server knows.
+func (p *program) lockRows(ctx context.Context, tx dblock.Tx, keys ...dblock.Key) {
+	take(ctx, p.Checker, deadlock.Call{Kind: p.kind, Keys: keys, Tx: tx})
+}
+
 func take(ctx context.Context, c *deadlock.Checker, call deadlock.Call) (context.Context, *deadlock.Hold) {
 	h := c.Begin(ctx, call)
 	h.Acquired()
@@ -231,6 +236,11 @@ func TestCheckerIsSilentAboutWhatCannotDeadlock(t *testing.T) {
 			p.nest(ctx, key2("a", 2), key2("a", 3))
 			p.nest(ctx, key2("a", 1), key2("a", 3))
 		},
+		"rows of one call, in an order that is not known": func(ctx context.Context, p *program) {
+			p.lockRows(ctx, &transaction{1}, a, b, key2("a", 1))
+			p.lockRows(ctx, &transaction{2}, key2("a", 1), b, a)
+			p.nest(ctx, b, a)
+		},
 		"another transaction": func(ctx context.Context, p *program) {
 			p.nest(ctx, a, b)
 			p.lockTx(ctx, &transaction{1}, b)
@@ -311,6 +321,57 @@ func TestCheckerReportsWhatCanDeadlock(t *testing.T) {
 			}
 			p.nest(ctx, key2("a", 99), key2("a", 0))
 		},
+		"one class after many tries": func(ctx context.Context, p *program) {
+			tx := &transaction{}
+			for n := range 30 {
+				c := p.call(key2("a", n))
+				c.Try, c.Tx = true, tx
+				take(ctx, p.Checker, c)
+			}
+			p.lockTx(ctx, tx, key2("a", 30))
+			p.nest(ctx, key2("a", 30), key2("a", 0))
+		},
+		"one class after many that are shared": func(ctx context.Context, p *program) {
+			tx := &transaction{}
+			for n := range 30 {
+				p.lockTx(ctx, tx, key2("a", n).Shared())
+			}
+			p.lockTx(ctx, tx, key2("a", 30))
+			p.nest(ctx, key2("a", 30), key2("a", 0))
+		},
+		"one class after many rows of one call": func(ctx context.Context, p *program) {
+			tx := &transaction{}
+			var rows []dblock.Key
+			for n := range 30 {
+				rows = append(rows, key2("a", n))
+			}
+			p.lockRows(ctx, tx, rows...)
+			p.lockTx(ctx, tx, key2("a", 30))
+			p.nest(ctx, key2("a", 30), key2("a", 0))
+		},
+		"one class in a call with another in between": func(ctx context.Context, p *program) {
+			first, between := ascending("a", "b")
+			last := key2("a", 0)
+			for n := 1; last.ID() <= between.ID(); n++ {
+				last = key2("a", n)
+			}
+			p.lock(ctx, first, between, last)
+			p.nest(ctx, last, first)
+		},
+		"many classes in a long transaction": func(ctx context.Context, p *program) {
+			tx := &transaction{}
+			for n := range 100 {
+				p.lockTx(ctx, tx, key2(fmt.Sprint(n), 1))
+			}
+			p.nest(ctx, key2("99", 1), key2("50", 1))
+		},
+		"the same key long before": func(ctx context.Context, p *program) {
+			tx := &transaction{}
+			for n := range 100 {
+				p.lockTx(ctx, tx, key2("a", n))
+			}
+			p.nest(deadlock.WithTx(ctx, &fakeDB{}, tx), key2("a", 50))
+		},
 		"one class in a circle": func(ctx context.Context, p *program) {
 			for n := range 5 {
 				p.nest(ctx, key2("fork", n), key2("fork", (n+1)%5))
@@ -369,6 +430,21 @@ func TestCheckerOptions(t *testing.T) {
 	p := newProgram(&deadlock.CheckerOptions{Ignore: [][2]string{{"b", "a"}}})
 	both(p)
 	p.mustHave(t, 0)
+
+	// What is ignored is not taken for known either.
+	o := &deadlock.CheckerOptions{}
+	for n := range 20 {
+		o.Ignore = append(o.Ignore, [2]string{"a", fmt.Sprint(n)})
+	}
+	p = newProgram(o)
+	tx := &transaction{}
+	p.lockTx(t.Context(), tx, a)
+	for n := range 20 {
+		p.lockTx(t.Context(), tx, key2(fmt.Sprint(n), 1))
+	}
+	p.lockTx(t.Context(), tx, b)
+	p.nest(t.Context(), b, a)
+	p.mustHave(t, 1)
 
 	p = newProgram(&deadlock.CheckerOptions{Nested: true})
 	p.nest(t.Context(), key2("a", 1), key2("a", 2))

@@ -45,6 +45,8 @@ type ClaimOptions struct {
 // true; use READ COMMITTED there, since under REPEATABLE READ InnoDB also locks the
 // gap behind a row that it skips, and inserts into that gap wait.
 //
+// To a deadlock.Checker a claim is a try, of the rows that it was granted.
+//
 // The values of the keys are an int64 for an integer (a uint64 if it needs one), a
 // []byte for bytes, and else the text that the database has for them; see
 // [PrimaryKey.Scan].
