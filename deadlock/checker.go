@@ -69,7 +69,8 @@ type CheckerOptions struct {
 // goroutine calls, so a Lock that is followed by another with the plain context is not
 // known to be held. Nor are locks of a caller's transaction, outside of that transaction;
 // [WithTx] makes a context which carries them. A *sql.Conn in which transactions begin and
-// end is no transaction: its locks are not known to be held in later calls.
+// end is no transaction: its locks are known to be held in later calls only if all of them
+// get such a context.
 //
 // It does not see statements of the application's own (see [Checker.Begin]), nor the guard
 // of package migrations. It knows rows by their values as they are written, so that 'a' and
@@ -179,7 +180,7 @@ func (c *Checker) Begin(ctx context.Context, call Call) *Hold {
 }
 
 func (c *Checker) begin(ctx context.Context, call Call) *Hold {
-	h := &Hold{checker: c, place: caller(), tx: txOf(call.Tx), locks: c.locks(call), ordered: call.Order != nil}
+	h := &Hold{checker: c, place: caller(), tx: txIn(ctx, call.Tx), locks: c.locks(call), ordered: call.Order != nil}
 	if call.Try {
 		return h
 	}
@@ -301,22 +302,36 @@ func (c *Checker) nest(outer *holding, inner *Hold, b *lock, oneCall bool, l *le
 type around struct {
 	hold  *Hold // or
 	tx    txID  // what that transaction holds
+	conn  txID  // on which it runs, where that is all that is known of it
 	outer *around
 }
 
 type aroundInContext struct{}
 
 func within(ctx context.Context, a around) context.Context {
-	a.outer, _ = ctx.Value(aroundInContext{}).(*around)
+	a.outer = aroundIn(ctx)
+	if a.conn != (txID{}) {
+		a.tx = idOf(&a)
+	}
 	return context.WithValue(ctx, aroundInContext{}, &a)
+}
+
+func aroundIn(ctx context.Context) *around {
+	a, _ := ctx.Value(aroundInContext{}).(*around)
+	return a
 }
 
 // WithTx says that what gets the context is done inside the transaction of db: there a
 // [Retry] on db runs its function once, and a [Checker] counts the locks of the
 // transaction as held. The functions that dblock calls with a transaction get such a
-// context.
+// context. Of a transaction that was begun on a *sql.Conn nothing but this context tells
+// where it begins and ends.
 func WithTx(ctx context.Context, db dblock.DB, tx dblock.Tx) context.Context {
-	return within(context.WithValue(ctx, outermost{db}, true), around{tx: txOf(tx)})
+	a := around{tx: txOf(tx)}
+	if a.tx == (txID{}) {
+		a.conn = connOf(tx)
+	}
+	return within(context.WithValue(ctx, outermost{db}, true), a)
 }
 
 // around is what is held around a call. The caller has c.mu.
@@ -328,7 +343,7 @@ func (c *Checker) around(ctx context.Context, tx txID) []*holding {
 		}
 	}
 	add(c.txs[tx])
-	for a, _ := ctx.Value(aroundInContext{}).(*around); a != nil; a = a.outer {
+	for a := aroundIn(ctx); a != nil; a = a.outer {
 		switch {
 		case a.hold == nil:
 			add(c.txs[a.tx])
@@ -420,17 +435,42 @@ func (c *Checker) detach(h *Hold) {
 // one, even if that gets the same address later.
 type txID = weak.Pointer[byte]
 
+// txIn is the transaction in which a call with the context runs.
+func txIn(ctx context.Context, tx dblock.Tx) txID {
+	if id := txOf(tx); id != (txID{}) {
+		return id
+	}
+	if conn := connOf(tx); conn != (txID{}) {
+		for a := aroundIn(ctx); a != nil; a = a.outer {
+			if a.conn == conn {
+				return a.tx
+			}
+		}
+	}
+	return txID{}
+}
+
 // txOf is zero for what may be several transactions, one after the other.
 func txOf(tx dblock.Tx) txID {
-	var native any = tx
-	if s, ok := native.(interface{ Native() any }); ok {
-		native = s.Native()
-	}
+	native := nativeOf(tx)
 	switch native.(type) {
 	case interface{ Commit() error }, interface{ Commit(context.Context) error }:
-	default:
-		return txID{}
+		return idOf(native)
 	}
+	return txID{}
+}
+
+// connOf is what tells those connections apart.
+func connOf(tx dblock.Tx) txID { return idOf(nativeOf(tx)) }
+
+func nativeOf(tx dblock.Tx) any {
+	if s, ok := tx.(interface{ Native() any }); ok {
+		return s.Native()
+	}
+	return tx
+}
+
+func idOf(native any) txID {
 	v := reflect.ValueOf(native)
 	if v.Kind() != reflect.Pointer {
 		return txID{}

@@ -246,6 +246,20 @@ func TestCheckerIsSilentAboutWhatCannotDeadlock(t *testing.T) {
 			p.lockTx(ctx, &transaction{1}, b)
 			p.lockTx(ctx, &transaction{2}, a)
 		},
+		"the next transaction of a connection": func(ctx context.Context, p *program) {
+			p.nest(ctx, a, b)
+			conn := &connection{}
+			for _, k := range []dblock.Key{b, a} {
+				p.lockTx(deadlock.WithTx(ctx, &fakeDB{}, conn), conn, k)
+			}
+		},
+		"given back before, out of order": func(ctx context.Context, p *program) {
+			p.nest(ctx, a, b)
+			outer, first := p.lock(ctx, b)
+			inner, _ := p.try(outer, key2("c", 1)) // which does not wait inside of b
+			first.Release()
+			p.nest(inner, a)
+		},
 		"another transaction of a connection": func(ctx context.Context, p *program) {
 			p.nest(ctx, a, b)
 			conn := &connection{}
@@ -402,6 +416,27 @@ func TestCheckerReportsWhatCanDeadlock(t *testing.T) {
 			tx := &transaction{}
 			p.lockTx(ctx, tx, b)
 			p.nest(deadlock.WithTx(ctx, &fakeDB{}, tx), a)
+		},
+		"in a transaction of a connection that the context tells of": func(ctx context.Context, p *program) {
+			p.nest(ctx, a, b)
+			conn := &connection{}
+			inside := deadlock.WithTx(ctx, &fakeDB{}, conn)
+			p.lockTx(inside, conn, b)
+			p.lockTx(inside, conn, a)
+		},
+		"in a second transaction of a context": func(ctx context.Context, p *program) {
+			p.nest(ctx, a, b)
+			outer, inner := &transaction{1}, &transaction{2}
+			p.lockTx(ctx, outer, b)
+			inside := deadlock.WithTx(deadlock.WithTx(ctx, &fakeDB{}, outer), &fakeDB{}, inner)
+			p.lockTx(inside, inner, a)
+		},
+		"what is held after an outer one was given back": func(ctx context.Context, p *program) {
+			p.nest(ctx, a, b)
+			outer, first := p.lock(ctx, key2("c", 1))
+			inner, _ := p.lock(outer, b)
+			first.Release()
+			p.nest(inner, a)
 		},
 		"in the context of a lock whose transaction took another": func(ctx context.Context, p *program) {
 			p.nest(ctx, a, b)

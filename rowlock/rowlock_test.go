@@ -179,3 +179,29 @@ func TestObserverHearsOfTheGrant(t *testing.T) {
 		t.Errorf("%v, want %v", events, want)
 	}
 }
+
+func TestCheckerTellsLockTablesApart(t *testing.T) {
+	key := dblock.NewKey("a")
+	for _, test := range []struct {
+		outer, inner rowlock.Options
+		inversions   int
+	}{
+		{rowlock.Options{}, rowlock.Options{Table: "others"}, 0},
+		{rowlock.Options{}, rowlock.Options{Schema: "s"}, 0},
+		{rowlock.Options{Table: "others"}, rowlock.Options{Table: "others"}, 1},
+		{rowlock.Options{}, rowlock.Options{Table: "locks"}, 1},
+	} {
+		checker := deadlock.NewChecker(nil)
+		test.outer.Checker, test.inner.Checker = checker, checker
+		db := &fakeDB{}
+		err := rowlock.InTx(t.Context(), rowlock.New(db, &test.outer), func(ctx context.Context, _ dblock.Tx) error {
+			return rowlock.InTx(ctx, rowlock.New(db, &test.inner), func(context.Context, dblock.Tx) error { return nil }, key)
+		}, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := checker.Inversions(); len(found) != test.inversions {
+			t.Errorf("%d inversions, want %d: %v", len(found), test.inversions, found)
+		}
+	}
+}

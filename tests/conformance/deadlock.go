@@ -18,6 +18,7 @@ var deadlockClauses = []clause{
 	{"deadlock: the whole transaction starts again", deadlockStartsAgain},
 	{"deadlock: no money is moved twice", deadlockKeepsMoney},
 	{"deadlock: the Checker sees every way to lock", checkerSees},
+	{"deadlock: the Checker sees every way to lock inside of every other", checkerSeesAllPairs},
 	{"deadlock: the Checker sees releases", checkerSeesReleases},
 	{"deadlock: the Checker sees the locks of a transaction", checkerSeesTransactions},
 	{"deadlock: a retry inside of a transaction passes the failure on", retryInside},

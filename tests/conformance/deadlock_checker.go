@@ -2,10 +2,10 @@ package conformance
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
+	"maps"
 	"path/filepath"
-	"strconv"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,7 +26,6 @@ type checked struct {
 	rows     *rowlock.Locker
 	accounts *rowlock.Rows
 	once     *rowlock.Once
-	messages *atomic.Int64
 }
 
 func (d *Database) checked(t *testing.T, o *deadlock.CheckerOptions) checked {
@@ -35,8 +34,7 @@ func (d *Database) checked(t *testing.T, o *deadlock.CheckerOptions) checked {
 		newLocker(t, d.DB, &advisory.Options{Checker: c}),
 		rowlock.New(d.DB, &rowlock.Options{Checker: c}),
 		rowlock.NewRows(d.DB, rowlock.RowsOptions{Table: "account", Key: []string{"name"}, Checker: c}),
-		rowlock.NewOnce(d.DB, &rowlock.OnceOptions{Checker: c}),
-		new(atomic.Int64)}
+		rowlock.NewOnce(d.DB, &rowlock.OnceOptions{Checker: c})}
 }
 
 // setUpAccounts makes the rows of the keys that checks use.
@@ -112,7 +110,7 @@ func (c checked) ways(db dblock.DB) (ways, tries map[string]inside) {
 			return err
 		}),
 		"DoOnce": func(ctx context.Context, key dblock.Key, work func(context.Context) error) error {
-			fresh := dblock.NewKey("message", strconv.Itoa(int(c.messages.Add(1))))
+			fresh := dblock.NewKey("message", rand.Text())
 			_, err := rowlock.DoOnce(ctx, c.once, func(ctx context.Context, _ dblock.Tx) error { return work(ctx) }, fresh)
 			return err
 		},
@@ -195,6 +193,40 @@ func checkerSees(t *testing.T, h *Harness) {
 		})
 	}
 }
+
+// Each way inside of each other one is an inversion if both wait, and none if one is a try.
+func checkerSeesAllPairs(t *testing.T, h *Harness) {
+	d := h.Database(t)
+	d.setUpAccounts(t)
+	ctx := testContext(t)
+	a, b := dblock.NewKey("a", "1"), dblock.NewKey("b", "1")
+	ways, tries := checked{}.ways(d.DB)
+	for one := range ways {
+		both := maps.Clone(ways)
+		maps.Copy(both, tries)
+		for two := range both {
+			c := d.checked(t, nil)
+			all, ofTries := c.ways(d.DB)
+			maps.Copy(all, ofTries)
+			err := all[one](ctx, a, func(ctx context.Context) error { return all[two](ctx, b, doNothing) })
+			if err == nil {
+				err = all[two](ctx, b, func(ctx context.Context) error { return all[one](ctx, a, doNothing) })
+			}
+			if err != nil {
+				t.Fatalf("%s, %s: %v", one, two, err)
+			}
+			want := 1
+			if tries[two] != nil || isMark(one) && isMark(two) && one+two != "Once.MarkOnce.Mark" {
+				want = 0 // the messages of DoOnce are others each time
+			}
+			if found := c.checker.Inversions(); len(found) != want {
+				t.Errorf("%s, %s: %d inversions, want %d: %v", one, two, len(found), want, found)
+			}
+		}
+	}
+}
+
+func isMark(way string) bool { return way == "DoOnce" || way == "Once.Mark" }
 
 // A context that outlives what it was made for holds doNothing.
 func checkerSeesReleases(t *testing.T, h *Harness) {
