@@ -70,7 +70,8 @@ type CheckerOptions struct {
 // known to be held. Nor are locks of a caller's transaction, outside of that transaction;
 // [WithTx] makes a context which carries them. A *sql.Conn in which transactions begin and
 // end is no transaction: its locks are known to be held in later calls only if all of them
-// get such a context.
+// get such a context. A transaction inside of another, by a savepoint (tx.Begin of pgx), is
+// another one: lock in the outer one.
 //
 // It does not see statements of the application's own (see [Checker.Begin]), nor the guard
 // of package migrations. It knows rows by their values as they are written, so that 'a' and

@@ -44,7 +44,7 @@ func (l *Locker) Guard(ctx context.Context, tx dblock.Tx, key dblock.Key, token 
 	if err != nil {
 		return l.failed(op, keys, err)
 	}
-	hold := l.options.Checker.Begin(ctx, deadlock.Call{Kind: l.kind("guard"), Keys: keys, Order: locked, Tx: tx})
+	hold := l.beginHold(ctx, deadlock.Call{Kind: "guard", Keys: keys, Order: locked, Tx: tx})
 	if err := l.db.Guard(ctx, tx, dialect.GuardRequest{Table: l.table(), Key: locked[0], Token: token}); err != nil {
 		return l.failed(op, keys, withRemains(l.db, err))
 	}

@@ -55,7 +55,7 @@ func InTx[T any](ctx context.Context, l *Locker, fn func(ctx context.Context, tx
 // attempt is one transaction from its begin, with which it locks, to its end.
 func attempt[T any](ctx context.Context, l *Locker, fn func(context.Context, T) error, keys []dblock.Key, locked []dialect.Key) error {
 	began := time.Now()
-	hold := l.options.Checker.Begin(ctx, deadlock.Call{Kind: l.kind("row"), Keys: keys, Order: locked})
+	hold := l.beginHold(ctx, deadlock.Call{Kind: "row", Keys: keys, Order: locked})
 	stop := l.announceWait(ctx, keys)
 	tx, err := l.begin(ctx, dialect.RowRequest{Table: l.table(), Keys: locked, Wait: l.options.WaitLimit})
 	stop()

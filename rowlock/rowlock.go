@@ -154,7 +154,7 @@ func (l *Locker) lock(ctx context.Context, tx dblock.Tx, keys []dblock.Key, r di
 	r.Table = l.table()
 	r.Keys = ordered
 	start := time.Now()
-	hold := l.options.Checker.Begin(ctx, deadlock.Call{Kind: l.kind("row"), Keys: keys, Order: ordered, Try: r.Try, Tx: tx})
+	hold := l.beginHold(ctx, deadlock.Call{Kind: "row", Keys: keys, Order: ordered, Try: r.Try, Tx: tx})
 	stop := func() {}
 	if !r.Try {
 		stop = l.announceWait(ctx, keys)
@@ -176,12 +176,15 @@ func (l *Locker) lock(ctx context.Context, tx dblock.Tx, keys []dblock.Key, r di
 	return fences, nil
 }
 
-// kind keeps the locks of different tables apart for a Checker.
-func (l *Locker) kind(of string) string {
-	if table := l.table().String(); table != (dialect.Table{}).String() {
-		return table + " " + of
+// beginHold tells the Checker of a call, and keeps the locks of different tables apart.
+func (l *Locker) beginHold(ctx context.Context, c deadlock.Call) *deadlock.Hold {
+	if l.options.Checker == nil {
+		return nil
 	}
-	return of
+	if table := l.table().String(); table != (dialect.Table{}).String() {
+		c.Kind = table + " " + c.Kind
+	}
+	return l.options.Checker.Begin(ctx, c)
 }
 
 func (l *Locker) table() dialect.Table {
