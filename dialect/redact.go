@@ -2,6 +2,7 @@ package dialect
 
 import (
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -9,9 +10,11 @@ import (
 type Syntax struct {
 	Strings        string // what quotes a literal, or might
 	Identifiers    string // pairs of what opens and closes a quoted identifier
+	Parameters     string // what begins the name of a parameter or a variable, which may be a number
 	HashComments   bool   // # begins a comment, and -- does before a space only
 	NestedComments bool   // /* /* */ */ is one
 	DollarQuotes   bool   // $tag$…$tag$ is a literal
+	UnicodeSigns   bool   // Unicode's spaces and currency signs are no part of a word
 }
 
 // redactedLength is how many characters of a statement are left.
@@ -55,8 +58,8 @@ func (r *redactor) write(text string) {
 func (r *redactor) next() {
 	c := r.rest[0]
 	switch {
-	case strings.IndexByte(" \t\r\n\f\v", c) >= 0:
-		r.rest = r.rest[1:]
+	case r.space() > 0:
+		r.take(r.space())
 		r.write(" ")
 	case strings.HasPrefix(r.rest, "--") && (!r.HashComments || len(r.rest) == 2 || r.rest[2] <= ' ' || r.rest[2] == 0x7f):
 		r.lineComment()
@@ -70,18 +73,41 @@ func (r *redactor) next() {
 	case c == '$' && r.DollarQuotes && r.dollarQuoted():
 	case isDigit(c) || c == '.' && len(r.rest) > 1 && isDigit(r.rest[1]) && !isWord(r.last):
 		r.number()
-	case isWord(c):
-		r.write(r.take(r.word()))
+	case r.inWord(0):
+		r.write(r.take(r.word('$')))
 	default:
 		_, n := utf8.DecodeRuneInString(r.rest)
 		r.write(r.take(n))
 	}
 }
 
-// word is the length of an identifier or a keyword.
-func (r *redactor) word() int {
+// space is the length of the white space that comes next.
+func (r *redactor) space() int {
+	if r.rest[0] < utf8.RuneSelf {
+		if strings.IndexByte(" \t\r\n\f\v", r.rest[0]) >= 0 {
+			return 1
+		}
+		return 0
+	}
+	if c, n := utf8.DecodeRuneInString(r.rest); r.UnicodeSigns && unicode.IsSpace(c) {
+		return n
+	}
+	return 0
+}
+
+func (r *redactor) inWord(i int) bool {
+	if r.rest[i] < utf8.RuneSelf || !r.UnicodeSigns {
+		return isWord(r.rest[i])
+	}
+	c, _ := utf8.DecodeRuneInString(r.rest[i:])
+	return !unicode.In(c, unicode.Sc, unicode.White_Space)
+}
+
+// word is the length of an identifier, a keyword or a number, which may have one more
+// character in it.
+func (r *redactor) word(more byte) int {
 	n := 1
-	for n < len(r.rest) && (isWord(r.rest[n]) || r.rest[n] == '$') {
+	for n < len(r.rest) && (r.inWord(n) || r.rest[n] == more) {
 		n++
 	}
 	return n
@@ -214,14 +240,10 @@ func (r *redactor) dollarQuoted() bool {
 	return true
 }
 
-// number takes a digit within a word, and a parameter's, for a part of it.
+// number leaves that of a parameter.
 func (r *redactor) number() {
-	n := 1
-	for n < len(r.rest) && (isWord(r.rest[n]) || r.rest[n] == '.') {
-		n++
-	}
-	text := r.take(n)
-	if isWord(r.last) || r.last == '@' || r.last == '$' && r.DollarQuotes {
+	text := r.take(r.word('.'))
+	if strings.IndexByte(r.Parameters, r.last) >= 0 {
 		r.write(text)
 		return
 	}

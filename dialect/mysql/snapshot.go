@@ -12,7 +12,7 @@ import (
 	"github.com/dblock-go/dblock/dialect"
 )
 
-var syntax = dialect.Syntax{Strings: `'"`, Identifiers: "``", HashComments: true, DollarQuotes: true}
+var syntax = dialect.Syntax{Strings: `'"`, Identifiers: "``", Parameters: "@$", HashComments: true, DollarQuotes: true}
 
 // Snapshot shows the whole server, of which advisory locks are a part. MySQL is
 // asked for its performance_schema, MariaDB for its information_schema, each view

@@ -68,7 +68,7 @@ const namesWithin = time.Second
 // hiddenStatement stands for one of another user's.
 const hiddenStatement = "<insufficient privilege>"
 
-var syntax = dialect.Syntax{Strings: `'`, Identifiers: `""`, NestedComments: true, DollarQuotes: true}
+var syntax = dialect.Syntax{Strings: `'`, Identifiers: `""`, Parameters: "$", NestedComments: true, DollarQuotes: true}
 
 // seen is the answer to snapshotQuery.
 type seen struct {

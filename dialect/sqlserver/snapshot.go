@@ -59,7 +59,7 @@ const (
 	shortStatement, wholeStatement = 4000, 1 << 30
 )
 
-var syntax = dialect.Syntax{Strings: `'"`, Identifiers: "[]", NestedComments: true}
+var syntax = dialect.Syntax{Strings: `'"`, Identifiers: "[]", Parameters: "@", NestedComments: true, UnicodeSigns: true}
 
 // Snapshot needs the permission VIEW SERVER STATE (VIEW DATABASE STATE on Azure
 // SQL), without which all of it is a gap. The server shows the first 32 characters
