@@ -57,7 +57,7 @@ type Snapshot struct {
 	// ends with a timeout. Where several cycles go through the same sessions, it is
 	// the shortest.
 	Cycles [][]int64 `json:"cycles"`
-	// Roots are the sessions that block others and wait for nobody.
+	// Roots are the sessions that block others and do not wait themselves.
 	Roots []int64 `json:"roots"`
 	// Gaps are what could not be seen.
 	Gaps []Gap `json:"gaps"`
@@ -115,7 +115,8 @@ func analyse(name string, seen *dialect.Snapshot) *Snapshot {
 	g := newGraph(seen.Waits)
 	s.Waits = notNil(g.direct())
 	s.Cycles = append(s.Cycles, g.cycles()...)
-	s.Roots = append(s.Roots, g.roots()...)
+	waiting := s.waiting()
+	s.Roots = slices.DeleteFunc(append(s.Roots, g.roots()...), func(id int64) bool { return waiting[id] })
 	return s
 }
 
@@ -150,6 +151,25 @@ func compareBools(a, b bool) int {
 		return -1
 	}
 	return 1
+}
+
+// alone are the waits for somebody who was not seen, for want of a privilege or because
+// it has just ended.
+func (s *Snapshot) alone() (waits []Lock) {
+	type wait struct {
+		session int64
+		target  Target
+	}
+	explained := map[wait]bool{}
+	for _, w := range s.Waits {
+		explained[wait{w.Waiter, w.Target}] = true
+	}
+	for _, l := range s.Locks {
+		if l.Waiting && !explained[wait{l.Session, l.Target}] {
+			waits = append(waits, l)
+		}
+	}
+	return waits
 }
 
 // session finds one by its id.

@@ -249,6 +249,32 @@ func TestAWaiterInLineBlocksWhoIsBehindIt(t *testing.T) {
 	}
 }
 
+func TestAWaiterWhoseBlockerIsNotSeenIsShown(t *testing.T) {
+	s := inspect(t, dialect.Snapshot{
+		Sessions: []dialect.SnapshotSession{{ID: 1, Application: "billing"}, {ID: 2, Application: "report"}, {ID: 3}},
+		Locks:    []dialect.SnapshotLock{awaited(2, key("a"), time.Second), held(2, key("b")), awaited(3, key("b"), time.Minute), held(1, key("c"))},
+		Waits:    []dialect.SnapshotWait{wait(3, 2, key("b"))},
+	})
+	if len(s.Roots) != 0 {
+		t.Errorf("roots %v: the session waits", s.Roots)
+	}
+	if want := `
+waits 1s for key a, and for whom is not seen: session 2 "report"
+└─ waits 1m0s for key b: session 3
+
+held, and nobody waits:
+session 1 "billing"
+   key c
+`; !strings.HasSuffix(s.Text(), "deadlock\n"+want) {
+		t.Errorf("text:\n%s", s.Text())
+	}
+	for what, text := range map[string]string{"DOT": s.DOT(), "Mermaid": s.Mermaid()} {
+		if strings.Count(text, "waits for key a") != 1 {
+			t.Errorf("%s:\n%s", what, text)
+		}
+	}
+}
+
 func TestInspectPassesItsOptionsOn(t *testing.T) {
 	db := &snapshotDB{}
 	if _, err := deadlock.Inspect(t.Context(), db, &deadlock.InspectOptions{FullStatements: true, Schema: "app", Table: "my_locks"}); err != nil {

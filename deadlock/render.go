@@ -21,6 +21,11 @@ func (s *Snapshot) box(x Session) []string {
 	if x.Statement != "" {
 		lines = append(lines, oneLine(x.Statement))
 	}
+	for _, l := range s.alone() {
+		if l.Session == x.ID {
+			lines = append(lines, "waits for "+label(l.Target))
+		}
+	}
 	var held []string
 	for _, l := range s.Locks {
 		if l.Session == x.ID && !l.Waiting {

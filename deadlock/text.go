@@ -10,8 +10,9 @@ import (
 )
 
 // Text is the snapshot for people to read: the deadlocks, then a tree below each
-// session that blocks others, what is held and not waited for, and the gaps. It has
-// no character in it that could steer a terminal.
+// session that blocks others, those who wait for somebody that was not seen, what is
+// held and not waited for, and the gaps. It has no character in it that could steer a
+// terminal.
 func (s *Snapshot) Text() string {
 	t := &text{Snapshot: s, waiters: map[int64][]Wait{}, cyclic: s.cyclic(), shown: map[int64]bool{}}
 	for _, w := range s.Waits {
@@ -25,6 +26,10 @@ func (s *Snapshot) Text() string {
 	for _, root := range s.Roots {
 		t.b.WriteByte('\n')
 		t.tree(root, "")
+	}
+	for _, l := range s.alone() {
+		fmt.Fprintf(&t.b, "\nwaits%s for %s, and for whom is not seen: ", spaced(t.age(l.Since)), label(l.Target))
+		t.tree(l.Session, "")
 	}
 	t.idleHolders()
 	if len(s.Gaps) > 0 {

@@ -1,11 +1,8 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -66,28 +63,6 @@ func TestGraphUsage(t *testing.T) {
 	}
 }
 
-func TestGraphWatchesUntilASignal(t *testing.T) {
-	for _, args := range [][]string{{"graph", "--watch=1ms"}, {"graph", "--watch=1ms", "--json"}} {
-		db := waitingDB()
-		db.failures = 1
-		ctx, cancel := context.WithCancelCause(t.Context())
-		term := newTerminal(db)
-		looks := 0
-		term.stdout = writerFunc(func(p []byte) {
-			if looks++; looks == 3 {
-				cancel(signalError{syscall.SIGINT})
-			}
-		})
-		if code := term.main(ctx, args); code != 128+2 || looks != 3 {
-			t.Errorf("%v: exit code %d after %d looks", args, code, looks)
-		}
-		// A server that does not answer once is not the end.
-		if got := term.err.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "session lost") {
-			t.Errorf("%v: stderr %q", args, got)
-		}
-	}
-}
-
 func TestGraphFails(t *testing.T) {
 	db := waitingDB()
 	db.failures = 1
@@ -95,16 +70,3 @@ func TestGraphFails(t *testing.T) {
 		t.Errorf("stdout %q, stderr %q", &term.out, &term.err)
 	}
 }
-
-func TestGraphStopsWatchingForAReaderThatHasGone(t *testing.T) {
-	term := newTerminal(waitingDB())
-	gone := errors.New("broken pipe")
-	term.stdout = brokenPipe{gone}
-	if code := term.main(t.Context(), []string{"graph", "--watch=1ms"}); code != exitFailed || !strings.Contains(term.err.String(), gone.Error()) {
-		t.Errorf("exit code %d: %s", code, &term.err)
-	}
-}
-
-type brokenPipe struct{ err error }
-
-func (b brokenPipe) Write([]byte) (int, error) { return 0, b.err }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 type lsCmd struct {
 	format
+	watched
 	All bool `help:"List rows and tables that somebody waits for, too."`
 }
 
@@ -41,8 +43,13 @@ func (c *lsCmd) Run(ctx context.Context, a *app) error {
 	if err != nil {
 		return err
 	}
+	err = c.show(ctx, a, func(ctx context.Context, out io.Writer) error { return c.print(ctx, db, out) })
+	return closing(db, err)
+}
+
+func (c *lsCmd) print(ctx context.Context, db dblock.DB, out io.Writer) error {
 	s, err := deadlock.Inspect(ctx, db)
-	if err := closing(db, err); err != nil {
+	if err != nil {
 		return err
 	}
 	if err := c.incomplete(s.Gaps); err != nil {
@@ -59,16 +66,16 @@ func (c *lsCmd) Run(ctx context.Context, a *app) error {
 		}
 	}
 	if c.JSON {
-		return writeJSON(a.stdout, all)
+		return writeJSON(out, all)
 	}
 	if len(all) == 0 {
-		_, err := fmt.Fprintln(a.stdout, "nobody holds or waits for an advisory lock")
+		_, err := fmt.Fprintln(out, "nobody holds or waits for an advisory lock")
 		return err
 	}
-	return c.table(a, all)
+	return c.table(out, all)
 }
 
-func (c *lsCmd) table(a *app, all []holding) error {
+func (c *lsCmd) table(out io.Writer, all []holding) error {
 	titles := []string{"KEY", "NAME", "MODE", "STATE", "SESSION", "APPLICATION", "USER", "SINCE"}
 	const name = 1
 	unnamed := !slices.ContainsFunc(all, func(h holding) bool { return h.Name != "" })
@@ -85,7 +92,7 @@ func (c *lsCmd) table(a *app, all []holding) error {
 			rows[i] = slices.Delete(rows[i], name, name+1)
 		}
 	}
-	return writeTable(a.stdout, rows...)
+	return writeTable(out, rows...)
 }
 
 // incomplete refuses a list that lacks locks without a word.

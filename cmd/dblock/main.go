@@ -184,13 +184,14 @@ func exitCode(ctx context.Context, err error) int {
 	return exitFailed
 }
 
-// errorText is an error in one line, however many its cause took, and without
-// the prefixes that the line begins with already.
+// errorText is an error in one line, however many its cause took, without the
+// prefixes that the line begins with already, and without what could steer a
+// terminal: servers repeat what they were sent.
 func errorText(err error) string {
 	if err == nil {
 		return ""
 	}
-	return strings.ReplaceAll(oneLine(err.Error()), "dblock: ", "")
+	return strings.ReplaceAll(printable(oneLine(err.Error())), "dblock: ", "")
 }
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"unicode"
+	"unicode/utf16"
 )
 
 // format is how a command prints its result.
@@ -14,11 +15,30 @@ type format struct {
 	JSON bool `name:"json" help:"Print JSON, for programs."`
 }
 
+// writeJSON escapes what could steer a terminal: of that encoding/json leaves the
+// characters from U+007F as they are.
 func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
+	var text strings.Builder
+	e := json.NewEncoder(&text)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
-	return e.Encode(v)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	var b strings.Builder
+	for _, r := range text.String() {
+		switch {
+		case r == '\n' || unicode.IsPrint(r):
+			b.WriteRune(r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // writeTable prints rows of cells, the first of which are the titles.
