@@ -65,9 +65,10 @@ type Snapshot struct {
 
 // Inspect takes a snapshot of the locks of a database, with one statement for each
 // of the views that its server has, on a connection of the pool. PostgreSQL's is
-// that of one moment; those of the others are read within milliseconds, and InnoDB
-// renews some only every 100 ms, so that a session may be seen in a wait that has
-// just ended.
+// that of one moment; those of the others are read within milliseconds, so that a
+// session may be seen in a wait that has just ended. Where that would make a
+// deadlock, Inspect looks again, and believes what it saw twice. MariaDB renews some
+// views when nobody has looked for 100 ms, so that snapshots are that far apart.
 //
 // PostgreSQL does not list row locks that nobody waits for, so no database's are
 // listed. It shows the row's place (page and number) instead of its key; the other
@@ -87,12 +88,36 @@ func Inspect(ctx context.Context, db dblock.DB, opts ...*InspectOptions) (*Snaps
 	if len(opts) == 1 && opts[0] != nil {
 		o = *opts[0]
 	}
-	seen, err := db.Snapshot(ctx, dialect.SnapshotRequest{
-		Table: dialect.Table{Schema: o.Schema, Name: o.Table}, FullStatements: o.FullStatements})
+	request := dialect.SnapshotRequest{Table: dialect.Table{Schema: o.Schema, Name: o.Table}, FullStatements: o.FullStatements}
+	seen, err := db.Snapshot(ctx, request)
 	if err != nil {
 		return nil, dblock.NewError("inspect", db, nil, err)
 	}
-	return analyse(db.Name(), seen), nil
+	s := analyse(db.Name(), seen)
+	if len(s.Cycles) == 0 {
+		return s, nil
+	}
+	again, err := db.Snapshot(ctx, request)
+	if err != nil {
+		return nil, dblock.NewError("inspect", db, nil, err)
+	}
+	return confirmed(db.Name(), again, seen.Waits), nil
+}
+
+// confirmed has no cycle with a wait in it that was not there before. Sessions that
+// wait for each other do so for a while; those that seem to, because a lock changed
+// hands between one view and the next, do not do it twice.
+func confirmed(name string, seen *dialect.Snapshot, before []Wait) *Snapshot {
+	for {
+		s := analyse(name, seen)
+		n, cyclic := len(seen.Waits), s.cyclic()
+		seen.Waits = slices.DeleteFunc(seen.Waits, func(w Wait) bool {
+			return cyclic[waitEdge{w.Waiter, w.Blocker}] && !slices.Contains(before, w)
+		})
+		if len(seen.Waits) == n {
+			return s
+		}
+	}
 }
 
 // analyse puts everything in an order that depends on nothing but what was seen,

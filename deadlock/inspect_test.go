@@ -27,6 +27,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 type snapshotDB struct {
 	fakeDB
 	seen  dialect.Snapshot
+	then  *dialect.Snapshot // what is seen at the second look
 	err   error
 	asked dialect.SnapshotRequest
 }
@@ -34,6 +35,9 @@ type snapshotDB struct {
 func (db *snapshotDB) Snapshot(_ context.Context, r dialect.SnapshotRequest) (*dialect.Snapshot, error) {
 	db.asked = r
 	seen := db.seen
+	if db.then != nil {
+		db.seen = *db.then
+	}
 	return &seen, db.err
 }
 
@@ -218,6 +222,33 @@ func TestCyclesAndRoots(t *testing.T) {
 		s := inspect(t, dialect.Snapshot{Waits: test.waits})
 		if !reflect.DeepEqual(s.Cycles, test.cycles) || !reflect.DeepEqual(s.Roots, test.roots) {
 			t.Errorf("%s: cycles %v, roots %v, want %v and %v", name, s.Cycles, s.Roots, test.cycles, test.roots)
+		}
+	}
+}
+
+// Views that are read one after the other may show a cycle that never was.
+func TestADeadlockIsSeenTwice(t *testing.T) {
+	a, b := key("a"), row("accounts", "1")
+	there, back := wait(1, 2, a), wait(2, 1, b)
+	for what, test := range map[string]struct {
+		seen, then []dialect.SnapshotWait
+		cycles     [][]int64
+		waits      int
+	}{
+		"it lasts":           {[]dialect.SnapshotWait{there, back}, []dialect.SnapshotWait{there, back, wait(3, 1, b)}, [][]int64{{1, 2}}, 3},
+		"it was none":        {[]dialect.SnapshotWait{there, back}, []dialect.SnapshotWait{there}, [][]int64{}, 1},
+		"for something else": {[]dialect.SnapshotWait{there, back}, []dialect.SnapshotWait{there, wait(2, 1, a)}, [][]int64{}, 1},
+		"for both":           {[]dialect.SnapshotWait{there, back}, []dialect.SnapshotWait{there, back, wait(2, 1, a)}, [][]int64{{1, 2}}, 2},
+		"another one":        {[]dialect.SnapshotWait{there, back}, []dialect.SnapshotWait{there, wait(2, 3, b), wait(3, 1, b)}, [][]int64{}, 1},
+		"a shorter one": {[]dialect.SnapshotWait{there, wait(2, 3, b), wait(3, 1, b)}, []dialect.SnapshotWait{there, wait(2, 3, b), wait(3, 1, b), back},
+			[][]int64{{1, 2, 3}}, 3},
+	} {
+		s, err := deadlock.Inspect(t.Context(), &snapshotDB{seen: dialect.Snapshot{Waits: test.seen}, then: &dialect.Snapshot{Waits: test.then}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(s.Cycles, test.cycles) || len(s.Waits) != test.waits {
+			t.Errorf("%s: cycles %v, waits %+v", what, s.Cycles, s.Waits)
 		}
 	}
 }

@@ -155,7 +155,11 @@ func locksOf(ctx context.Context, conn dialect.Querier, keys []dialect.Key) ([]d
 	if err := checkKeys(keys); err != nil {
 		return nil, err
 	}
-	ids, err := holdersOf(ctx, conn, keys)
+	names := make([]string, len(keys))
+	for i, key := range keys {
+		names[i] = key.Name
+	}
+	ids, err := holdersOf(ctx, conn, names)
 	if err != nil {
 		return nil, err
 	}
@@ -168,15 +172,14 @@ func locksOf(ctx context.Context, conn dialect.Querier, keys []dialect.Key) ([]d
 	return withProcesses(ctx, conn, holders, keys)
 }
 
-// holdersOf asks for the sessions that hold the keys, which needs no privilege.
-func holdersOf(ctx context.Context, conn dialect.Querier, keys []dialect.Key) ([]sql.NullInt64, error) {
-	ids := make([]sql.NullInt64, len(keys))
-	dest := make([]any, len(keys))
-	for i := range ids {
-		dest[i] = &ids[i]
+// holdersOf asks for the sessions that hold locks of the names, which may be other
+// software's. It needs no privilege.
+func holdersOf(ctx context.Context, conn dialect.Querier, names []string) ([]sql.NullInt64, error) {
+	ids, dest, columns := make([]sql.NullInt64, len(names)), make([]any, len(names)), make([]string, len(names))
+	for i, name := range names {
+		dest[i], columns[i] = &ids[i], fmt.Sprintf("IS_USED_LOCK(_utf8mb4 x'%x')", name)
 	}
-	columns := strings.TrimSuffix(list("IS_USED_LOCK(", keys, "), "), ", ")
-	_, err := queryRow(ctx, conn, "SELECT "+columns, dest...)
+	_, err := queryRow(ctx, conn, "SELECT "+strings.Join(columns, ", "), dest...)
 	return ids, err
 }
 
@@ -206,6 +209,9 @@ func withProcesses(ctx context.Context, conn dialect.Querier, holders []dialect.
 	}
 	return all, nil
 }
+
+// stateUserLock is that of a process that waits for an advisory lock.
+const stateUserLock = "User lock"
 
 // process is a line of https://dev.mysql.com/doc/refman/en/show-processlist.html.
 type process struct {
@@ -265,7 +271,9 @@ func programNames(ctx context.Context, conn dialect.Querier) (map[int64]string, 
 	return names, rows.Err()
 }
 
-var getLockCall = regexp.MustCompile(`(?i)\bGET_LOCK\s*\(\s*(?:'([^']*)'|"([^"]*)")(\s*,\s*0\s*\))?`)
+// getLockCall finds names without quotes and backslashes in them, which have other
+// meanings there, and that are not too long for a lock.
+var getLockCall = regexp.MustCompile(`(?i)\bGET_LOCK\s*\(\s*(?:'([^'\\]{1,64})'|"([^"\\]{1,64})")\s*,(\s*0\s*\))?`)
 
 // waitsFor is the name of the advisory lock that the process waits for, if any, and if
 // its statement tells.
@@ -278,7 +286,7 @@ func (p process) waitsFor() string {
 // hold yet, or the last if it seems to hold them all: the views are not of one moment. The
 // name is empty where the statement has none in quotes.
 func (p process) waitsForOneOf(holds func(name string) bool) (name string, waits bool) {
-	if p.state != "User lock" {
+	if p.state != stateUserLock {
 		return "", false
 	}
 	calls := getLockCall.FindAllStringSubmatch(p.text, -1)

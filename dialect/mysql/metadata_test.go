@@ -50,6 +50,12 @@ func TestStatementTellsWhatItWaitsFor(t *testing.T) {
 		`SELECT GET_LOCK('gamma', 0), GET_LOCK('alpha', 1.5)`: "alpha",
 		`SELECT GET_LOCK('beta', 10)`:                         "beta",
 		`SELECT GET_LOCK(?, 10)`:                              "",
+		`SELECT GET_LOCK('it''s', 10)`:                        "",
+		`SELECT GET_LOCK('it\'s', 10)`:                        "",
+		`SELECT GET_LOCK("al""pha", 10)`:                      "",
+		`SELECT GET_LOCK('al\\pha', 10)`:                      "",
+		`SELECT GET_LOCK('alp' 'ha', 10)`:                     "",
+		`SELECT GET_LOCK("a') OR SLEEP(9) -- ", 10)`:          "a') OR SLEEP(9) -- ",
 		`SELECT GET_LOCK(CONCAT('al', 'pha'), 10)`:            "",
 	} {
 		if name, waits := (process{state: "User lock", text: statement}).waitsForOneOf(holdsBeta); name != want || !waits {

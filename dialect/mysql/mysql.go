@@ -60,6 +60,7 @@ type DB struct {
 	rollbackOnTimeout bool
 
 	userTables userTables
+	views      innodbViews
 }
 
 var _ dialect.DB = (*DB)(nil)
@@ -88,7 +89,7 @@ func New(ctx context.Context, db *sql.DB, opts ...*Options) (*DB, error) {
 		return nil, &dialect.Error{Class: dialect.InvalidOption, Hint: "the *sql.DB is nil"}
 	}
 	connections := pinned.NewPool(db)
-	d := &DB{pool: db, pinned: connections, side: newSide(db, connections), flavor: &mysqlFlavor}
+	d := &DB{pool: db, pinned: connections, side: newSide(db, connections), flavor: &mysqlFlavor, views: newInnodbViews()}
 	if err := d.probe(ctx, o.AllowUnsafe); err != nil {
 		return nil, d.whileOpening(err)
 	}

@@ -21,19 +21,20 @@ var syntax = dialect.Syntax{Strings: `'"`, Identifiers: "``", Parameters: "@$", 
 //
 // MariaDB knows who holds tables and advisory locks, but not who waits for them:
 // that is told from the statements of those whose state says that they wait. Its
-// views of row locks are renewed only when nobody has looked at them for 100 ms
-// (https://mariadb.com/docs/server/server-usage/storage-engines/innodb/innodb-monitors).
+// views of row locks are renewed only when nobody has looked at them for 100 ms, so
+// that the snapshots of one DB are at least so far apart.
 func (db *DB) Snapshot(ctx context.Context, r dialect.SnapshotRequest) (*dialect.Snapshot, error) {
 	conn, err := db.pool.Conn(ctx)
 	if err != nil {
 		return nil, db.failure(ctx, err)
 	}
 	defer conn.Close()
-	l := &survey{conn: conn, s: &dialect.Snapshot{Taken: time.Now()}, ofThread: map[int64]int64{}, rows: map[rowWait]bool{},
+	l := &survey{conn: conn, views: db.views, s: &dialect.Snapshot{Taken: time.Now()}, ofThread: map[int64]int64{}, rows: map[rowWait]bool{},
 		sessions: map[int64]dialect.SnapshotSession{}, inState: map[int64]time.Time{}, since: map[int64]time.Time{}}
 	if err := db.flavor.snapshot(ctx, l); err != nil {
 		return nil, db.failure(ctx, err)
 	}
+	l.goOn()
 	l.waitForMetadata()
 	for _, x := range l.sessions {
 		l.s.Sessions = append(l.s.Sessions, x)
@@ -54,6 +55,7 @@ func (db *DB) Snapshot(ctx context.Context, r dialect.SnapshotRequest) (*dialect
 // survey is a snapshot that is being taken.
 type survey struct {
 	conn     *sql.Conn
+	views    innodbViews
 	s        *dialect.Snapshot
 	sessions map[int64]dialect.SnapshotSession
 	ofThread map[int64]int64     // sessions by performance_schema's threads
@@ -130,6 +132,9 @@ func snapshotMySQL(ctx context.Context, l *survey) error {
 		if err := l.readUserLocks(ctx); err != nil {
 			return err
 		}
+	}
+	if err := l.holdOnce(ctx); err != nil {
+		return err
 	}
 	for _, w := range waits {
 		waiter, lives := l.ofThread[w.waiter]
@@ -216,7 +221,33 @@ func rowTarget(table, index, kind, data string) dialect.Target {
 	return dialect.Target{Kind: dialect.KindRow, Table: table, Row: data}
 }
 
+// goOn leaves out waits for keys and tables that have ended meanwhile.
+func (l *survey) goOn() {
+	type holding struct {
+		session int64
+		target  dialect.Target
+	}
+	holds := map[holding]bool{}
+	for _, m := range l.metadata {
+		holds[holding{m.session, m.target}] = holds[holding{m.session, m.target}] || !m.pending
+	}
+	l.metadata = slices.DeleteFunc(l.metadata, func(m metadataLock) bool {
+		if m.object != userLevelLock {
+			return m.pending && l.isIdle(m.session)
+		}
+		x, known := l.sessions[m.session]
+		return m.pending && (known && x.State != stateUserLock || holds[holding{m.session, m.target}])
+	})
+}
+
+func (l *survey) isIdle(session int64) bool {
+	return strings.HasPrefix(l.sessions[session].State, "idle")
+}
+
 func (l *survey) waitForRow(waiter, blocker int64, w dataLockWait) {
+	if l.isIdle(waiter) || l.sessions[waiter].State == stateUserLock { // the wait has ended
+		return
+	}
 	l.s.Waits = append(l.s.Waits, dialect.SnapshotWait{Waiter: waiter, Blocker: blocker, Target: w.target})
 	key := rowWait{waiter, w.target}
 	if l.rows[key] {
@@ -321,7 +352,7 @@ func (l *survey) readUserLocks(ctx context.Context) error {
 			held[m.target.Key], holds[holding{m.session, m.target.Key}] = true, true
 		}
 	}
-	var unknown []dialect.Key
+	var unknown []string
 	for _, x := range l.sessions {
 		name, waits := process{state: x.State, text: x.Statement}.waitsForOneOf(func(name string) bool { return holds[holding{x.ID, name}] })
 		if !waits {
@@ -335,19 +366,48 @@ func (l *survey) readUserLocks(ctx context.Context) error {
 		l.metadata = append(l.metadata, metadataLock{object: userLevelLock, target: target, mode: modeExclusive, pending: true, session: x.ID})
 		if name != "" && !held[name] {
 			held[name] = true
-			unknown = append(unknown, dialect.Key{Name: name})
+			unknown = append(unknown, name)
 		}
 	}
 	if unknown == nil {
 		return nil
 	}
-	holders, err := holdersOf(ctx, l.conn, unknown)
+	return l.addHolders(ctx, unknown)
+}
+
+// addHolders asks who holds advisory locks of these names at this moment.
+func (l *survey) addHolders(ctx context.Context, names []string) error {
+	holders, err := holdersOf(ctx, l.conn, names)
 	for i, id := range holders {
 		if id.Valid {
-			l.metadata = append(l.metadata, metadataLock{object: userLevelLock, target: metadataTarget(userLevelLock, "", unknown[i].Name), mode: modeExclusive, session: id.Int64})
+			l.metadata = append(l.metadata, metadataLock{object: userLevelLock, target: metadataTarget(userLevelLock, "", names[i]), mode: modeExclusive, session: id.Int64})
 		}
 	}
 	return err
+}
+
+// holdOnce asks for the holders of advisory locks that several sessions seem to hold:
+// these have changed hands while the view was read.
+func (l *survey) holdOnce(ctx context.Context) error {
+	holders := map[string]int{}
+	for _, m := range l.metadata {
+		if m.object == userLevelLock && !m.pending {
+			holders[m.target.Key]++
+		}
+	}
+	var doubtful []string
+	for name, n := range holders {
+		if n > 1 {
+			doubtful = append(doubtful, name)
+		}
+	}
+	if doubtful == nil {
+		return nil
+	}
+	l.metadata = slices.DeleteFunc(l.metadata, func(m metadataLock) bool {
+		return m.object == userLevelLock && !m.pending && holders[m.target.Key] > 1
+	})
+	return l.addHolders(ctx, doubtful)
 }
 
 // snapshotMariaDB reads
@@ -355,6 +415,10 @@ func (l *survey) readUserLocks(ctx context.Context) error {
 // https://mariadb.com/docs/server/reference/system-tables/information-schema/information-schema-tables/information-schema-innodb-tables/information-schema-innodb_lock_waits-table,
 // the last three views from one cache, which is filled once for them all.
 func snapshotMariaDB(ctx context.Context, l *survey) error {
+	if err := l.views.renewed(ctx); err != nil {
+		return err
+	}
+	defer l.views.read()
 	if _, err := l.query(ctx, "SELECT lock_type, COALESCE(table_schema, ''), COALESCE(table_name, ''), lock_mode, thread_id FROM information_schema.metadata_lock_info",
 		dialect.Gap{Kind: dialect.KindAdvisory, What: "who holds advisory locks, but for those that somebody waits for, and tables", Remedy: "INSTALL SONAME 'metadata_lock_info'"},
 		func(rows *sql.Rows) error {
@@ -420,6 +484,41 @@ func snapshotMariaDB(ctx context.Context, l *survey) error {
 		})
 	return err
 }
+
+// innodbViews are those of transactions and their locks. It has when they were read last,
+// unless somebody reads them.
+type innodbViews chan time.Time
+
+// viewsRenewed is after how long InnoDB fills its views again: it takes 100 ms
+// (https://github.com/MariaDB/server/blob/10.11/storage/innobase/trx/trx0i_s.cc), and
+// must not come a moment too early.
+const viewsRenewed = 105 * time.Millisecond
+
+func newInnodbViews() innodbViews {
+	v := make(innodbViews, 1)
+	v <- time.Time{}
+	return v
+}
+
+// renewed waits until the views will show what is now. If it succeeds, call read.
+func (v innodbViews) renewed(ctx context.Context) error {
+	select {
+	case last := <-v:
+		pause := time.NewTimer(time.Until(last.Add(viewsRenewed)))
+		defer pause.Stop()
+		select {
+		case <-pause.C:
+			return nil
+		case <-ctx.Done():
+			v <- last
+			return ctx.Err()
+		}
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (v innodbViews) read() { v <- time.Now() }
 
 // readTransactions tells sessions by transactions.
 // https://dev.mysql.com/doc/refman/en/information-schema-innodb-trx-table.html
