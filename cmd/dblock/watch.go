@@ -90,8 +90,31 @@ func (w watched) once(ctx context.Context, a *app, look func(ctx context.Context
 	if err := look(bounded, &found); err != nil {
 		return err
 	}
-	_, err := a.stdout.Write(found.Bytes())
-	return err
+	return a.print(ctx, found.Bytes())
+}
+
+// lastLines is how long a reader has, after a signal, to take what is being printed.
+const lastLines = time.Second
+
+// print gives up after a signal where nobody reads, as of a full pipe. What it was
+// about to print then ends with the process.
+func (a *app) print(ctx context.Context, text []byte) error {
+	printed := make(chan error, 1)
+	go func() {
+		_, err := a.stdout.Write(text)
+		printed <- err
+	}()
+	select {
+	case err := <-printed:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-printed:
+		return err
+	case <-time.After(lastLines):
+		return context.Cause(ctx)
+	}
 }
 
 func isTerminal(w io.Writer) bool {
