@@ -1,9 +1,12 @@
 package mysql_test
 
 import (
+	"context"
 	"database/sql"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -60,6 +63,99 @@ func TestSnapshotNamesWhatTheServerLacks(t *testing.T) {
 		}
 		if err := <-granted; err != nil {
 			t.Error(err)
+		}
+		e.seesForeign(t, db)
+	})
+}
+
+// seesForeign: what another session has in quotes is a name and no SQL of ours.
+func (e *env) seesForeign(t *testing.T, db *mysql.DB) {
+	const name = "é') OR SLEEP(9) -- "
+	const lock = `DO GET_LOCK("` + name + `", 30)`
+	holder, waiter := e.conn(t), e.conn(t)
+	e.exec(t, holder, lock)
+	granted := make(chan error, 1)
+	go func() {
+		_, err := waiter.ExecContext(e.ctx, lock)
+		granted <- err
+	}()
+	want := value[int64](t, e.ctx, holder, "SELECT CONNECTION_ID()")
+	for {
+		s := e.snapshot(t, db)
+		if i := slices.IndexFunc(s.Waits, func(w dialect.SnapshotWait) bool { return w.Key == name }); i >= 0 {
+			if s.Waits[i].Blocker != want {
+				t.Errorf("waits for %d, want %d", s.Waits[i].Blocker, want)
+			}
+			break
+		}
+		select {
+		case <-e.ctx.Done():
+			t.Fatalf("no wait for %s: %+v", name, s)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	e.exec(t, holder, `DO RELEASE_ALL_LOCKS()`)
+	if err := <-granted; err != nil {
+		t.Error(err)
+	}
+}
+
+// Each view is read once, however many locks and waiters there are.
+func TestSnapshotReadsEachViewOnce(t *testing.T) {
+	eachPrivate(t, func(t *testing.T, e *env) {
+		const keys, waiters = 100, 10
+		db := e.open(t)
+		e.exec(t, e.admin, "CREATE TABLE counted (id INT PRIMARY KEY, n INT)")
+		e.exec(t, e.admin, "INSERT INTO counted VALUES (1, 0), (2, 0), (3, 0)")
+		holder := e.conn(t)
+		var columns []string
+		for i := range keys {
+			columns = append(columns, fmt.Sprintf("GET_LOCK('counted_%d', 0)", i))
+		}
+		e.exec(t, holder, "DO "+strings.Join(columns, ", "))
+		e.exec(t, holder, "BEGIN")
+		e.exec(t, holder, "UPDATE counted SET n = 1")
+		ctx, cancel := context.WithCancel(e.ctx)
+		var all sync.WaitGroup
+		for i := range waiters {
+			for _, statement := range []string{"DO GET_LOCK('counted_%d', 60)", "UPDATE counted SET n = 2 WHERE id = 1 + %d"} {
+				c, statement := e.conn(t), fmt.Sprintf(statement, i%3)
+				all.Go(func() { _, _ = c.ExecContext(ctx, statement) }) // ends with ctx
+			}
+		}
+		defer all.Wait()
+		defer cancel()
+		questions := func() (n int) {
+			var name string
+			if err := e.admin.QueryRowContext(e.ctx, "SHOW GLOBAL STATUS LIKE 'Questions'").Scan(&name, &n); err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		for {
+			before := questions()
+			s := e.snapshot(t, db)
+			statements := questions() - before - 1 // it counts itself
+			waiting := map[int64]bool{}
+			for _, w := range s.Waits {
+				waiting[w.Waiter] = true
+			}
+			if len(waiting) == 2*waiters {
+				// MySQL: a setting, metadata_locks, data_lock_waits with data_locks, threads.
+				// MariaDB: metadata_lock_info, the process list, the names of programs,
+				// innodb_trx, innodb_locks, innodb_lock_waits.
+				want := 4
+				if e.mariadb() {
+					want = 6
+				}
+				if statements != want {
+					t.Errorf("%d statements, want %d", statements, want)
+				}
+				return
+			}
+			if e.ctx.Err() != nil {
+				t.Fatalf("%d wait", len(waiting))
+			}
 		}
 	})
 }

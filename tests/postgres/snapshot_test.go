@@ -4,7 +4,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dblock-go/dblock"
 	"github.com/dblock-go/dblock/advisory"
@@ -83,6 +88,60 @@ func TestSnapshotNamesKeysOfALockerThatWritesThem(t *testing.T) {
 			})
 			must(t, lock.Release(t.Context()))
 		}
+	})
+}
+
+// statementCount is a tracer that counts statements.
+type statementCount struct{ n atomic.Int64 }
+
+func (c *statementCount) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	c.n.Add(1)
+	return ctx
+}
+
+func (*statementCount) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// The server's views are read in one statement, and the lock table in another, however
+// many locks and waiters there are.
+func TestSnapshotTakesTwoStatements(t *testing.T) {
+	const waiters = 10
+	server := servers.Postgres(t)
+	dsn := server.Database(t)
+	config, err := pgxpool.ParseConfig(dsn)
+	must(t, err)
+	count := &statementCount{}
+	config.ConnConfig.Tracer = count
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	db := opened(t)(postgres.New(t.Context(), pool))
+	others := server.Open(t, dsn)
+	holder, err := others.BeginTx(t.Context(), nil)
+	must(t, err)
+	defer func() { _ = holder.Rollback() }() // the pool may be closed
+	_, err = holder.ExecContext(t.Context(), "SELECT pg_advisory_xact_lock(k) FROM generate_series(1, 100) AS k")
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
+	for i := range waiters {
+		all.Go(func() { _, _ = others.ExecContext(ctx, "SELECT pg_advisory_xact_lock($1)", 1+i%3) }) // ends with ctx
+	}
+	eventually(t, "all wait", func() bool {
+		before := count.n.Load()
+		s, err := db.Snapshot(t.Context(), dialect.SnapshotRequest{})
+		must(t, err)
+		if n := count.n.Load() - before; n != 2 {
+			t.Fatalf("%d statements", n)
+		}
+		waiting := 0
+		for _, l := range s.Locks {
+			if l.Waiting {
+				waiting++
+			}
+		}
+		return waiting == waiters
 	})
 }
 
