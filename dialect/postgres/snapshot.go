@@ -264,22 +264,30 @@ func (d *DB) nameKeys(ctx context.Context, s *dialect.Snapshot, table dialect.Ta
 		return err
 	}
 	defer func() { err = join(err, rows.Close()) }()
-	names := map[dialect.Target]string{}
+	names, ofRow := map[dialect.Target]string{}, map[int64]string{}
 	for rows.Next() {
 		var id int64
 		var name, table, place string
 		if err := rows.Scan(&id, &name, &table, &place); err != nil {
 			return err
 		}
-		names[dialect.Target{Kind: dialect.KindAdvisory, Key: strconv.FormatInt(id, 10)}] = name
+		ofRow[id] = name
 		names[dialect.Target{Kind: dialect.KindRow, Table: table, Row: place}] = name
 	}
-	for i, id := range ids {
-		key := dialect.Target{Kind: dialect.KindAdvisory, Key: strconv.FormatInt(id.ID, 10)}
-		if names[key] == "" {
-			names[key] = names[dialect.Target{Kind: dialect.KindAdvisory, Key: strconv.FormatInt(apart[i].ID, 10)}]
+	for i, key := range ids {
+		for _, row := range []int64{key.ID, apart[i].ID} {
+			if name := ofRow[row]; isNameOf(key.ID, name) {
+				names[dialect.Target{Kind: dialect.KindAdvisory, Key: strconv.FormatInt(key.ID, 10)}] = name
+				break
+			}
 		}
 	}
 	s.Name(func(t dialect.Target) string { return names[t] })
 	return rows.Err()
+}
+
+// isNameOf is false of the name in a row that is there for another key: an advisory id of
+// other software's may be the number of any row. Names end with the id.
+func isNameOf(id int64, name string) bool {
+	return name == strconv.FormatInt(id, 10) || strings.HasSuffix(name, fmt.Sprintf("#%016x", uint64(id)))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -76,13 +77,20 @@ func TestSnapshotNamesKeysOfALockerThatWritesThem(t *testing.T) {
 		locks, err := advisory.New(db, &advisory.Options{Names: true, Table: table.Name})
 		must(t, err)
 		defer locks.Close()
-		key := dblock.NewKey("projector", t.Name(), `"{\\',`)
+		key := dblock.NewKey("projector", t.Name(), "\"{\\',%\x00\n\xff\U0001f512"+strings.Repeat("x", 10_000))
+		// Its id is the number of the row that has the name of key.
+		other := dblock.RawKey(dialect.FenceRows([]dialect.Key{key.ResolveID()})[0].ID)
 		for range 2 {
-			lock, err := locks.Lock(t.Context(), key, dblock.RawKey(5))
+			lock, err := locks.Lock(t.Context(), key, dblock.RawKey(5), other)
 			must(t, err)
 			eventually(t, "the key has its name", func() bool {
 				s, err := db.Snapshot(t.Context(), dialect.SnapshotRequest{Table: table})
 				must(t, err)
+				for _, k := range []dblock.Key{other, dblock.RawKey(5)} {
+					if l, ok := lockOf(s, fmt.Sprint(k.ID())); !ok || l.Name != "" {
+						t.Fatalf("%v: %+v", k, l)
+					}
+				}
 				l, ok := lockOf(s, fmt.Sprint(key.ID()))
 				return ok && l.Name == key.Name("")
 			})
