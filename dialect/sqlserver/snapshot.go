@@ -63,7 +63,8 @@ var syntax = dialect.Syntax{Strings: `'"`, Identifiers: "[]", Parameters: "@", N
 
 // Snapshot needs the permission VIEW SERVER STATE (VIEW DATABASE STATE on Azure
 // SQL), without which all of it is a gap. The server shows the first 32 characters
-// of a key's name, and of a row a hash of its key.
+// of a key's name, and of a row a hash of its key. A word without quotes that EXEC
+// takes for a string is shown as a word.
 func (d *DB) Snapshot(ctx context.Context, r dialect.SnapshotRequest) (*dialect.Snapshot, error) {
 	s := &dialect.Snapshot{Taken: time.Now()}
 	err := classify(ctx, d.snapshot(ctx, s, r))
