@@ -38,6 +38,11 @@ func rows(t *testing.T, d *database, p plan) {
 			})
 		},
 	}.run(t, d, p)
+	rawClaim := func(testing.TB, *database) op {
+		return a.inTx(func(_ context.Context, _ dblock.Tx, q query) error {
+			return wantRows(n)(q(fmt.Sprintf("SELECT id FROM jobs WHERE state = %s ORDER BY id LIMIT %d FOR UPDATE SKIP LOCKED", a.placeholder, n), "new"))
+		})
+	}
 	comparison{
 		name: "claim", what: fmt.Sprintf("claim of %d own rows, in a transaction, against SELECT … LIMIT %[1]d FOR UPDATE SKIP LOCKED", n),
 		target: everywhere(atMost(1.10)),
@@ -49,12 +54,47 @@ func rows(t *testing.T, d *database, p plan) {
 				return wantRows(n)(len(keys), err)
 			})
 		},
-		theirs: func(testing.TB, *database) op {
-			return a.inTx(func(_ context.Context, _ dblock.Tx, q query) error {
-				return wantRows(n)(q(fmt.Sprintf("SELECT id FROM jobs WHERE state = %s ORDER BY id LIMIT %d FOR UPDATE SKIP LOCKED", a.placeholder, n), "new"))
-			})
-		},
+		theirs: rawClaim,
 	}.run(t, d, p)
+	if d.kind == servers.KindPostgres { // one statement, and that one
+		return
+	}
+	comparison{
+		name: "bound", what: "what bounds it: a bare SELECT of the keys on a second connection and one that locks them, in a transaction, against the same",
+		ours: func(t testing.TB, d *database) op {
+			a = d.application(t)
+			return bareClaim(a, d.kind, n)
+		},
+		theirs: rawClaim,
+	}.run(t, d, p)
+}
+
+// bareClaim locks what a SELECT without locks has found, each by a look-up of its key.
+func bareClaim(a *application, kind servers.Kind, n int) op {
+	row := "ROW"
+	if kind == servers.KindMariaDB {
+		row = ""
+	}
+	return a.inTx(func(ctx context.Context, _ dblock.Tx, q query) error {
+		rows, err := a.db.SQL().QueryContext(ctx, fmt.Sprintf("SELECT id FROM jobs WHERE state = ? ORDER BY id LIMIT %d", n), "new")
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		list := make([]string, 0, n)
+		for rows.Next() {
+			var id int64
+			if err := rows.Scan(&id); err != nil {
+				return err
+			}
+			list = append(list, fmt.Sprintf("%s(%d)", row, id))
+		}
+		if err := rows.Err(); err != nil {
+			return err
+		}
+		return wantRows(n)(q("SELECT STRAIGHT_JOIN id FROM (WITH keys_ (k) AS (VALUES "+strings.Join(list, ", ")+
+			") SELECT * FROM keys_) AS listed JOIN jobs FORCE INDEX (PRIMARY) ON id = k WHERE state = ? FOR UPDATE SKIP LOCKED", "new"))
+	})
 }
 
 func (d *database) createJobs(t testing.TB) {

@@ -65,7 +65,11 @@ func asLimit(err error) error {
 // limitedByHint is a SELECT with MySQL's limit:
 // https://dev.mysql.com/doc/refman/en/optimizer-hints.html#optimizer-hints-execution-time
 func limitedByHint(query string, limit time.Duration) string {
-	return fmt.Sprintf("SELECT /*+ MAX_EXECUTION_TIME(%d) */%s", limit.Milliseconds(), strings.TrimPrefix(query, "SELECT"))
+	return hinted(query, fmt.Sprintf("MAX_EXECUTION_TIME(%d)", limit.Milliseconds()))
+}
+
+func hinted(query, hint string) string {
+	return "SELECT /*+ " + hint + " */" + strings.TrimPrefix(query, "SELECT")
 }
 
 // limitedBySet is a statement with MariaDB's limit:

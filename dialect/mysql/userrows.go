@@ -3,6 +3,7 @@ package mysql
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -149,7 +150,7 @@ func (t *userTable) sortedByServer(ctx context.Context, db *DB, q dialect.Querie
 	for n := range by {
 		by[n] = fmt.Sprintf("dblock_key_%d", n)
 	}
-	places, err := queryInts(ctx, q, "SELECT dblock_place FROM ("+listed(rows)+") AS dblock_keys ORDER BY "+strings.Join(by, ", ")+", dblock_place")
+	places, err := queryInts(ctx, q, db.flavor.sortingAll("SELECT dblock_place FROM "+db.listed(rows)+" ORDER BY "+strings.Join(by, ", ")+", dblock_place"))
 	if err != nil {
 		return nil, db.failure(ctx, err)
 	}
@@ -160,16 +161,42 @@ func (t *userTable) sortedByServer(ctx context.Context, db *DB, q dialect.Querie
 	return sorted, nil
 }
 
+// sortedBytes is how much of a key the server compares when it sorts: by default only
+// so much that two keys of an index, which has room for 3,072 bytes, may look alike and
+// stay in the order in which they came. Collations make several bytes of each.
+// https://dev.mysql.com/doc/refman/en/server-system-variables.html#sysvar_max_sort_length
+const sortedBytes = 1 << 16
+
+// sortingByHint is a SELECT with MySQL's setting:
+// https://dev.mysql.com/doc/refman/en/optimizer-hints.html#optimizer-hints-set-var
+func sortingByHint(query string) string {
+	return hinted(query, fmt.Sprintf("SET_VAR(max_sort_length = %d)", sortedBytes))
+}
+
+func sortingBySet(query string) string {
+	return fmt.Sprintf("SET STATEMENT max_sort_length = %d FOR %s", sortedBytes, query)
+}
+
 // listed is a table of the keys, as constants.
-func listed(rows []userRow) string {
-	queries := make([]string, len(rows))
-	for i, row := range rows {
-		queries[i] = fmt.Sprintf("SELECT %d AS dblock_place", i)
-		for n, literal := range row.literals {
-			queries[i] += fmt.Sprintf(", %s AS dblock_key_%d", literal, n)
-		}
+func (db *DB) listed(rows []userRow) string {
+	var list strings.Builder
+	list.WriteString("(WITH dblock_rows (dblock_place")
+	for n := range rows[0].literals {
+		fmt.Fprintf(&list, ", dblock_key_%d", n)
 	}
-	return strings.Join(queries, " UNION ALL ")
+	list.WriteString(") AS (VALUES ")
+	for i, row := range rows {
+		if i > 0 {
+			list.WriteString(", ")
+		}
+		list.WriteString(db.flavor.row + "(" + strconv.Itoa(i))
+		for _, literal := range row.literals {
+			list.WriteString(", " + literal)
+		}
+		list.WriteString(")")
+	}
+	list.WriteString(") SELECT * FROM dblock_rows) AS dblock_keys")
+	return list.String()
 }
 
 // lockFreeUserRows is lockFree for an application's table.
@@ -307,7 +334,10 @@ func (db *DB) ClaimUserRows(ctx context.Context, tx dialect.Tx, c dialect.UserCl
 		if err != nil {
 			return nil, stillLocked(len(claimed), db.failure(ctx, err))
 		}
-		untried := slices.DeleteFunc(slices.Clone(candidates), func(key []string) bool { return tried[joined(key)] })
+		untried := candidates
+		if len(tried) > 0 {
+			untried = slices.DeleteFunc(slices.Clone(candidates), func(key []string) bool { return tried[joined(key)] })
+		}
 		for len(untried) > 0 && len(claimed) < c.Limit {
 			n := min(len(untried), c.Limit-len(claimed), claimedAtOnce)
 			keys, err := db.claim(ctx, q, t, c, untried[:n])
@@ -315,13 +345,13 @@ func (db *DB) ClaimUserRows(ctx context.Context, tx dialect.Tx, c dialect.UserCl
 				return nil, stillLocked(len(claimed), db.failure(ctx, err))
 			}
 			claimed = append(claimed, keys...)
-			for _, key := range untried[:n] {
-				tried[joined(key)] = true
-			}
 			untried = untried[n:]
 		}
 		if len(claimed) == c.Limit || len(candidates) < window {
 			return claimed, nil
+		}
+		for _, key := range candidates {
+			tried[joined(key)] = true
 		}
 	}
 }
@@ -370,8 +400,8 @@ func (db *DB) claim(ctx context.Context, q dialect.Querier, t *userTable, c dial
 	if c.Where != "" {
 		where = " WHERE (" + c.Where + "\n)"
 	}
-	locked, err := queryTexts(ctx, q, fmt.Sprintf("SELECT STRAIGHT_JOIN %s FROM (%s) AS dblock_keys JOIN %s FORCE INDEX (%s) ON %s%s %s SKIP LOCKED",
-		t.texts(), listed(rows), t.name, quote(t.index), strings.Join(same, " AND "), where, db.lockingClause(c.Strength)), c.Args...)
+	locked, err := queryTexts(ctx, q, fmt.Sprintf("SELECT STRAIGHT_JOIN %s FROM %s JOIN %s FORCE INDEX (%s) ON %s%s %s SKIP LOCKED",
+		t.texts(), db.listed(rows), t.name, quote(t.index), strings.Join(same, " AND "), where, db.lockingClause(c.Strength)), c.Args...)
 	if err != nil {
 		return nil, err
 	}
@@ -398,15 +428,19 @@ func queryTexts(ctx context.Context, q dialect.Querier, query string, args ...an
 	if err != nil {
 		return nil, err
 	}
+	raw := make([]sql.RawBytes, len(columns))
+	dest := make([]any, len(columns))
+	for i := range raw {
+		dest[i] = &raw[i]
+	}
 	var all [][]string
 	for rows.Next() {
-		texts := make([]string, len(columns))
-		dest := make([]any, len(columns))
-		for i := range texts {
-			dest[i] = &texts[i]
-		}
 		if err := rows.Scan(dest...); err != nil {
 			return nil, err
+		}
+		texts := make([]string, len(columns))
+		for i, text := range raw {
+			texts[i] = string(text)
 		}
 		all = append(all, texts)
 	}
@@ -432,7 +466,7 @@ func (t *userTable) texts() string {
 	columns := make([]string, len(t.columns))
 	for n, column := range t.columns {
 		columns[n] = quote(column.name)
-		if column.kind != textColumn && column.kind != bytesColumn {
+		if column.kind == numberColumn || column.kind == otherColumn {
 			columns[n] = "CAST(" + columns[n] + " AS CHAR)"
 		}
 		columns[n] += fmt.Sprintf(" AS dblock_%d", n) // ORDER BY means the column
@@ -584,10 +618,7 @@ func newUserColumn(name, dataType, charset, collation string) userColumn {
 	return c
 }
 
-var (
-	whole   = regexp.MustCompile(`^[+-]?\d+$`)
-	decimal = regexp.MustCompile(`^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$`)
-)
+var decimal = regexp.MustCompile(`^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$`)
 
 // literal writes a value; why says what is wrong with it.
 func (c userColumn) literal(value driver.Value) (literal, why string) {
@@ -614,8 +645,11 @@ func (c userColumn) literal(value driver.Value) (literal, why string) {
 	}
 	switch c.kind {
 	case integerColumn:
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+			return strconv.FormatInt(n, 10), ""
+		}
 		n, ok := new(big.Int).SetString(text, 10)
-		if !ok || !whole.MatchString(text) {
+		if !ok {
 			return "", "has whole numbers only"
 		}
 		return n.String(), ""
@@ -658,15 +692,26 @@ func (c userColumn) castType() string {
 func (c userColumn) compare() func(a, b string) int {
 	switch c.kind {
 	case integerColumn:
-		return func(a, b string) int {
-			x, _ := new(big.Int).SetString(a, 10)
-			y, _ := new(big.Int).SetString(b, 10)
-			return x.Cmp(y)
-		}
+		return compareWhole
 	case bytesColumn:
 		return cmp.Compare[string] // hexadecimal digits sort as the bytes do
 	}
 	return nil
+}
+
+// compareWhole compares whole numbers without leading zeros.
+func compareWhole(a, b string) int {
+	negative := strings.HasPrefix(a, "-")
+	switch {
+	case negative != strings.HasPrefix(b, "-"):
+		if negative {
+			return -1
+		}
+		return 1
+	case negative:
+		a, b = b[1:], a[1:]
+	}
+	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }
 
 func (c userColumn) value(text string) any {
