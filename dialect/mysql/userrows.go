@@ -165,16 +165,22 @@ func (t *userTable) sortedByServer(ctx context.Context, db *DB, q dialect.Querie
 // so much that two keys of an index, which has room for 3,072 bytes, may look alike and
 // stay in the order in which they came. Collations make several bytes of each.
 // https://dev.mysql.com/doc/refman/en/server-system-variables.html#sysvar_max_sort_length
-const sortedBytes = 1 << 16
+//
+// It must have room for several such keys:
+// https://dev.mysql.com/doc/refman/en/server-system-variables.html#sysvar_sort_buffer_size
+const (
+	sortedBytes = 1 << 16
+	sortingRoom = 1 << 21
+)
 
-// sortingByHint is a SELECT with MySQL's setting:
+// sortingByHint is a SELECT with MySQL's settings:
 // https://dev.mysql.com/doc/refman/en/optimizer-hints.html#optimizer-hints-set-var
 func sortingByHint(query string) string {
-	return hinted(query, fmt.Sprintf("SET_VAR(max_sort_length = %d)", sortedBytes))
+	return hinted(query, fmt.Sprintf("SET_VAR(max_sort_length = %d) SET_VAR(sort_buffer_size = %d)", sortedBytes, sortingRoom))
 }
 
 func sortingBySet(query string) string {
-	return fmt.Sprintf("SET STATEMENT max_sort_length = %d FOR %s", sortedBytes, query)
+	return fmt.Sprintf("SET STATEMENT max_sort_length = %d, sort_buffer_size = %d FOR %s", sortedBytes, sortingRoom, query)
 }
 
 // listed is a table of the keys, as constants.

@@ -141,6 +141,50 @@ func TestOwnRowsOpenNoReadView(t *testing.T) {
 	})
 }
 
+// By default a server sorts by the first 1,024 bytes of what it compares.
+func TestOwnRowsWithLongKeysAreLockedInOrder(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		for collation, length := range map[string]int{"latin1_swedish_ci": 3000, "utf8mb3_unicode_ci": 1000, "utf8mb4_unicode_520_ci": 760, "utf8mb4_bin": 760} {
+			charset, _, _ := strings.Cut(collation, "_")
+			table := dialect.UserTable{Name: "long_" + collation, Key: []string{"name"}}
+			e.exec(t, e.admin, fmt.Sprintf("CREATE TABLE %s (name VARCHAR(%d) CHARACTER SET %s COLLATE %s PRIMARY KEY)", table.Name, length, charset, collation))
+			of := func(end string) []driver.Value { return []driver.Value{strings.Repeat("x", length-1) + end} }
+			for _, end := range []string{"1", "2", "3"} {
+				e.exec(t, e.admin, fmt.Sprintf("INSERT INTO %s VALUES ('%s')", table.Name, of(end)[0]))
+			}
+			try := func(tx dialect.OwnedTx, ends ...string) error {
+				r := dialect.UserRows{Table: table, Try: true}
+				for _, end := range ends {
+					r.Keys = append(r.Keys, of(end))
+				}
+				return db.LockUserRows(e.ctx, tx, r)
+			}
+			holder, refused, other := e.begin(t, db, nil), e.begin(t, db, nil), e.begin(t, db, nil)
+			if err := try(holder, "1"); err != nil {
+				t.Fatal(err)
+			}
+			wantClass(t, try(refused, "3", "2", "1"), dialect.NotAcquired)
+			if err := try(other, "2", "3"); err != nil {
+				t.Errorf("%s: the last rows were locked before the first one: %v", collation, err)
+			}
+		}
+	})
+}
+
+// The server sorts in memory of its own.
+func TestOwnRowsWithManyLongKeys(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		db := e.open(t)
+		e.exec(t, e.admin, "CREATE TABLE symbols (name VARCHAR(768) CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_520_ci PRIMARY KEY)")
+		r := dialect.UserRows{Table: dialect.UserTable{Name: "symbols", Key: []string{"name"}}}
+		for i := range 1000 {
+			r.Keys = append(r.Keys, []driver.Value{strings.Repeat("\uFDFA", 764) + fmt.Sprintf("%04d", i)})
+		}
+		wantClass(t, db.LockUserRows(e.ctx, e.begin(t, db, nil), r), dialect.NotFound)
+	})
+}
+
 func TestOwnRowsRefuseOtherEngines(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		db := e.open(t)
