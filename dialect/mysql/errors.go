@@ -88,7 +88,7 @@ var commonErrors = map[uint16]meaning{
 
 	1193: {dialect.InvalidOption, dialect.RemainsUsable, "unknown parameters of a DSN become settings of the server: correct its name"},                // ER_UNKNOWN_SYSTEM_VARIABLE
 	1231: {dialect.InvalidOption, dialect.RemainsUsable, ""},                                                                                           // ER_WRONG_VALUE_FOR_VAR
-	1064: {dialect.Unsupported, dialect.RemainsUsable, "row locks need MySQL 8.0.1 or MariaDB 10.3"},                                                   // ER_PARSE_ERROR
+	1064: {dialect.Unsupported, dialect.RemainsUsable, "row locks need MySQL 8.0.1 or MariaDB 10.3, claims MySQL 8.0.19 or MariaDB 10.6"},              // ER_PARSE_ERROR
 	1235: {dialect.Unsupported, dialect.RemainsUsable, "GET_LOCK does not work across a Galera cluster: connect to a single server, or use row locks"}, // ER_NOT_SUPPORTED_YET
 	1792: {dialect.Unsupported, dialect.RemainsUsable, "a read-only transaction cannot lock rows: begin it without ReadOnly"},                          // ER_CANT_EXECUTE_IN_READ_ONLY_TRANSACTION
 

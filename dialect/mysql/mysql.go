@@ -25,8 +25,9 @@
 //     own, on a second connection of the pool; and the server ends an abandoned
 //     wait at once only when told so by a second connection.
 //
-// Row locks need MySQL 8.0.1 or MariaDB 10.3, for NOWAIT; advisory locks MySQL
-// 5.7.8 or MariaDB 10.1.1.
+// Row locks need MySQL 8.0.1 or MariaDB 10.3, for NOWAIT; claims, and rows of an
+// application's own with keys of text, MySQL 8.0.19 or MariaDB 10.6, for VALUES and SKIP
+// LOCKED; advisory locks MySQL 5.7.8 or MariaDB 10.1.1.
 package mysql
 
 import (

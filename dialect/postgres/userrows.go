@@ -5,7 +5,6 @@ import (
 	"database/sql/driver"
 	"encoding/hex"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -316,31 +315,40 @@ func distinctKeys(values [][]string) int {
 }
 
 // whichRows looks for the rows without locking them: the places of the keys that
-// have none, and how many rows the others have.
+// have none, and how many rows the others have. The lists of values have the types of
+// the columns, which COALESCE takes from its first argument.
 func whichRows(ctx context.Context, t transaction, r dialect.UserRows, values [][]string) (missing []int, distinct int, err error) {
-	var looks []string
-	for i := range values {
-		where, args := whereKeys(r.Table, values[i:i+1])
-		looks = append(looks, fmt.Sprintf("SELECT coalesce((SELECT tableoid || ' ' || ctid FROM %s WHERE %s), '')",
-			userTableName(r.Table), statement{where, args}.text()))
+	table := userTableName(r.Table)
+	var lists, names, same []string
+	for n, name := range r.Table.Key {
+		column := make([]string, len(values))
+		for i, key := range values {
+			column[i] = key[n]
+		}
+		lists = append(lists, fmt.Sprintf("coalesce((SELECT array_agg(%s) FROM %s WHERE false), %s)", identifier(name), table, literal(textArray(column))))
+		names = append(names, fmt.Sprintf("dblock_%d", n))
+		same = append(same, fmt.Sprintf("dblock_row.%s = dblock_keys.dblock_%d", identifier(name), n))
 	}
-	var found []string
+	found := map[string]bool{}
 	err = t.read(ctx, func(scan func(...any) error) error {
-		var place string
-		if err := scan(&place); err != nil {
+		var place int
+		var row string
+		if err := scan(&place, &row); err != nil {
 			return err
 		}
-		if place == "" {
-			missing = append(missing, len(found))
+		if row == "" {
+			missing = append(missing, place-1)
+		} else {
+			found[row] = true
 		}
-		found = append(found, place)
 		return nil
-	}, strings.Join(looks, " UNION ALL "))
+	}, fmt.Sprintf("SELECT dblock_keys.dblock_place, coalesce(dblock_row.tableoid || ' ' || dblock_row.ctid, '')"+
+		" FROM unnest(%s) WITH ORDINALITY AS dblock_keys (%s, dblock_place) LEFT JOIN %s AS dblock_row ON %s ORDER BY dblock_keys.dblock_place",
+		strings.Join(lists, ", "), strings.Join(names, ", "), table, strings.Join(same, " AND ")))
 	if err != nil {
 		return nil, 0, classify(ctx, err)
 	}
-	slices.Sort(found)
-	return missing, len(slices.Compact(found)), nil
+	return missing, len(found), nil
 }
 
 // misfit is for values that the server could not read as the column's type, an error
