@@ -175,10 +175,7 @@ func (l *rowLocker) recreate(ctx context.Context, key dialect.Key) error {
 		}
 		return err
 	}
-	return doubtful(l.db.waitForRow(ctx, l.tx, insertRow(l.table, key), 0, func(query string) error {
-		_, err := l.tx.ExecContext(ctx, query)
-		return err
-	}))
+	return doubtful(l.db.waitForPlace(ctx, l.tx, insertRow(l.table, key), l.left()))
 }
 
 // left is what is left of the call's limit, 0 if it has none.

@@ -49,6 +49,39 @@ func (db *DB) waitForRow(ctx context.Context, q dialect.Querier, query string, l
 	return err
 }
 
+// waitForPlace is waitForRow for an INSERT, for which MySQL has no limit of a statement's
+// own. A second connection ends it, as the server does where there is one.
+func (db *DB) waitForPlace(ctx context.Context, q dialect.Querier, insert string, limit time.Duration) error {
+	return db.waitForRow(ctx, q, insert, 0, func(query string) error {
+		if limit == 0 {
+			_, err := q.ExecContext(ctx, query)
+			return err
+		}
+		waiter, err := threadOf(ctx, q)
+		if err != nil {
+			return err
+		}
+		ended := make(chan struct{})
+		timer := time.AfterFunc(limit, func() {
+			defer close(ended)
+			db.endIn(waiter, query, "KILL QUERY %d")
+		})
+		_, err = q.ExecContext(ctx, query)
+		if timer.Stop() {
+			return err
+		}
+		<-ended
+		if isNumber(err, errQueryInterrupted) {
+			return asLimit(db.Classify(err))
+		}
+		// What came too late to end it would end the next statement.
+		if _, late := q.ExecContext(ctx, "DO 0"); err == nil && !isNumber(late, errQueryInterrupted) {
+			err = late
+		}
+		return err
+	})
+}
+
 // interruptedWait is true of what ends a wait that may just have been granted.
 func interruptedWait(err error) bool {
 	return isNumber(err, errQueryInterrupted) || isNumber(err, errQueryTimeout) || isNumber(err, errStatementTimeout)

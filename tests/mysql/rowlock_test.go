@@ -540,6 +540,56 @@ func TestDeletedRowIsCreatedAgain(t *testing.T) {
 	})
 }
 
+// The row is deleted, and its place may be locked by others and, under REPEATABLE READ, by
+// the very look that misses it.
+func TestLimitHoldsForARowThatWasDeleted(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		const limit = time.Second // of innodb_lock_wait_timeout there are 50
+		db := e.open(t)
+		e.exec(t, e.admin, "CREATE TABLE account (id INT PRIMARY KEY, balance INT NOT NULL)")
+		within := func(tx dialect.OwnedTx) error {
+			r := rows(1)
+			r.Wait = limit
+			_, err := db.LockRows(e.ctx, tx, r)
+			return err
+		}
+		readCommitted := &sql.TxOptions{Isolation: sql.LevelReadCommitted}
+		for name, test := range map[string]struct {
+			isolation *sql.TxOptions
+			gap       bool // somebody has locked it
+			want      dialect.Class
+		}{
+			"free": {readCommitted, false, ""}, "gap": {readCommitted, true, dialect.Timeout}, "own gap": {repeatableRead, false, ""},
+			"both": {repeatableRead, true, dialect.Timeout},
+		} {
+			first := e.begin(t, db, nil)
+			if err := lock(e.ctx, db, first, 1); err != nil { // so that the row is known
+				t.Fatal(err)
+			}
+			if err := first.Rollback(e.ctx); err != nil {
+				t.Fatal(err)
+			}
+			e.exec(t, e.admin, "DELETE FROM locks")
+			foreign := e.begin(t, db, repeatableRead)
+			if test.gap {
+				e.exec(t, foreign, "SELECT id FROM locks WHERE id = 1 FOR UPDATE")
+			}
+			tx := e.begin(t, db, test.isolation)
+			start := time.Now()
+			err := within(tx)
+			if class, took := dialect.ClassOf(err), time.Since(start); class != test.want || took > 20*limit {
+				t.Errorf("%s: %v after %v, want %q within %v", name, err, took, test.want, limit)
+			}
+			e.exec(t, tx, "INSERT INTO account VALUES (1, 1)") // the transaction goes on
+			for _, tx := range []dialect.OwnedTx{foreign, tx} {
+				if err := tx.Rollback(e.ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
 // Somebody has locked the gap in which the row belongs, for instance by a locking
 // read of his own that missed it.
 func TestCreatorDoesNotWaitForAGap(t *testing.T) {
