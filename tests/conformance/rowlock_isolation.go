@@ -71,7 +71,7 @@ func rowsNoStaleReadBeforeInsert(t *testing.T, h *Harness) {
 	d.exec(t, `CREATE TABLE entries (level INT NOT NULL, n INT NOT NULL)`)
 	d.atEveryLevel(t, func(t *testing.T, isolation sql.IsolationLevel) {
 		if isolation == sql.LevelSnapshot {
-			return
+			t.Skip("SNAPSHOT of SQL Server refuses no more than to overwrite what is newer")
 		}
 		ctx := testContext(t)
 		key := dblock.NewKey("entries", isolation.String())
