@@ -198,31 +198,33 @@ func checkerSees(t *testing.T, h *Harness) {
 func checkerSeesAllPairs(t *testing.T, h *Harness) {
 	d := h.Database(t)
 	d.setUpAccounts(t)
-	ctx := testContext(t)
 	a, b := dblock.NewKey("a", "1"), dblock.NewKey("b", "1")
 	ways, tries := checked{}.ways(d.DB)
+	both := maps.Clone(ways)
+	maps.Copy(both, tries)
 	for one := range ways {
-		both := maps.Clone(ways)
-		maps.Copy(both, tries)
-		for two := range both {
-			c := d.checked(t, nil)
-			all, ofTries := c.ways(d.DB)
-			maps.Copy(all, ofTries)
-			err := all[one](ctx, a, func(ctx context.Context) error { return all[two](ctx, b, doNothing) })
-			if err == nil {
-				err = all[two](ctx, b, func(ctx context.Context) error { return all[one](ctx, a, doNothing) })
+		t.Run(one, func(t *testing.T) {
+			ctx := testContext(t)
+			for two := range both {
+				c := d.checked(t, nil)
+				all, ofTries := c.ways(d.DB)
+				maps.Copy(all, ofTries)
+				err := all[one](ctx, a, func(ctx context.Context) error { return all[two](ctx, b, doNothing) })
+				if err == nil {
+					err = all[two](ctx, b, func(ctx context.Context) error { return all[one](ctx, a, doNothing) })
+				}
+				if err != nil {
+					t.Fatalf("%s, %s: %v", one, two, err)
+				}
+				want := 1
+				if tries[two] != nil || isMark(one) && isMark(two) && one+two != "Once.MarkOnce.Mark" {
+					want = 0 // the messages of DoOnce are others each time
+				}
+				if found := c.checker.Inversions(); len(found) != want {
+					t.Errorf("%s, %s: %d inversions, want %d: %v", one, two, len(found), want, found)
+				}
 			}
-			if err != nil {
-				t.Fatalf("%s, %s: %v", one, two, err)
-			}
-			want := 1
-			if tries[two] != nil || isMark(one) && isMark(two) && one+two != "Once.MarkOnce.Mark" {
-				want = 0 // the messages of DoOnce are others each time
-			}
-			if found := c.checker.Inversions(); len(found) != want {
-				t.Errorf("%s, %s: %d inversions, want %d: %v", one, two, len(found), want, found)
-			}
-		}
+		})
 	}
 }
 
