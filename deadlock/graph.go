@@ -26,19 +26,27 @@ func newGraph(waits []Wait) *graph {
 	return g
 }
 
+// place is where a session waits.
+type place struct {
+	session int64
+	target  Target
+}
+
+// inLine are the places of all waiters.
+func inLine(waits []Wait) map[place]bool {
+	places := map[place]bool{}
+	for _, w := range waits {
+		places[place{w.Waiter, w.Target}] = true
+	}
+	return places
+}
+
 // direct leaves out waits for those who stand in the same line, if all whom they
 // wait for are waited for anyway. No cycle and no root is lost by that.
 func (g *graph) direct() []Wait {
-	type place struct {
-		session int64
-		target  Target
-	}
-	inLine := map[place]bool{}
-	for _, w := range g.waits {
-		inLine[place{w.Waiter, w.Target}] = true
-	}
+	line := inLine(g.waits)
 	return slices.DeleteFunc(slices.Clone(g.waits), func(w Wait) bool {
-		return inLine[place{w.Blocker, w.Target}] && subset(g.blockers[w.Blocker], g.blockers[w.Waiter])
+		return line[place{w.Blocker, w.Target}] && subset(g.blockers[w.Blocker], g.blockers[w.Waiter])
 	})
 }
 

@@ -64,7 +64,9 @@ type Snapshot struct {
 }
 
 // Inspect takes a snapshot of the locks of a database, with one statement for each
-// of the views that its server has, on a connection of the pool. PostgreSQL's is
+// of the views that its server has, on a connection of the pool, which those who wait for
+// locks may have used up: where the pool is small, inspect with a DB of its own, and give
+// ctx a deadline. PostgreSQL's is
 // that of one moment; those of the others are read within milliseconds, so that a
 // session may be seen in a wait that has just ended. Where that would make a
 // deadlock, Inspect looks again, and believes what it saw twice. MariaDB renews some
@@ -181,16 +183,9 @@ func compareBools(a, b bool) int {
 // alone are the waits for somebody who was not seen, for want of a privilege or because
 // it has just ended.
 func (s *Snapshot) alone() (waits []Lock) {
-	type wait struct {
-		session int64
-		target  Target
-	}
-	explained := map[wait]bool{}
-	for _, w := range s.Waits {
-		explained[wait{w.Waiter, w.Target}] = true
-	}
+	explained := inLine(s.Waits)
 	for _, l := range s.Locks {
-		if l.Waiting && !explained[wait{l.Session, l.Target}] {
+		if l.Waiting && !explained[place{l.Session, l.Target}] {
 			waits = append(waits, l)
 		}
 	}

@@ -18,6 +18,9 @@ import (
 // (see deadlock.Retry): fn must be prepared to run several times, and must leave
 // what cannot be rolled back to the code after InTx.
 //
+// At least one key is needed: a transaction that only guards, by [Locker.Guard], or locks
+// rows of the application's own is one of the caller's, with deadlock.Retry around it.
+//
 // fn takes the transaction as the type it likes: *sql.Tx where the database was
 // opened with a *sql.DB, pgx.Tx where with a pgx pool, or dblock.Tx everywhere;
 // another type is refused with [dblock.ErrUnsupported]. fn returns every error
