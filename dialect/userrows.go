@@ -2,6 +2,7 @@ package dialect
 
 import (
 	"database/sql/driver"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -99,6 +100,9 @@ func (r UserRows) Misfit(key, column int, why string) error {
 // call names it. They are found out before anything is locked.
 
 func (t UserTable) NoTable() error {
+	if schema, name, both := strings.Cut(t.Name, "."); both && t.Schema == "" {
+		return t.mistaken("there is no table %q that this user may see; the schema has an option of its own: Schema: %q, Table: %q", t.Name, schema, name)
+	}
 	return t.mistaken("there is no table %s that this user may see", t)
 }
 
@@ -124,6 +128,19 @@ type UserClaim struct {
 	Where   string
 	Args    []any
 	OrderBy []Order // empty: by the key
+}
+
+// Mistaken is the error for a statement that the server does not take because of what
+// the caller wrote: everything else in it was looked up before. The code is the
+// server's, and placeholders are those of the driver, for people to read.
+func (c UserClaim) Mistaken(err error, code, placeholders string, remains Remains) error {
+	e := &Error{Class: InvalidOption, Code: code, Err: err, Remains: remains,
+		Hint: fmt.Sprintf("the server does not take ClaimOptions.Where, its Args or OrderBy: the columns are those of %s, and the placeholders %s, one for each of Args", c.Table, placeholders)}
+	var cause *Error
+	if errors.As(err, &cause) {
+		e.Err = cause.Err
+	}
+	return e
 }
 
 // Order is a column to sort by.

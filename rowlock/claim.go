@@ -45,14 +45,17 @@ type ClaimOptions struct {
 // true; use READ COMMITTED there, since under REPEATABLE READ InnoDB also locks the
 // gap behind a row that it skips, and inserts into that gap wait.
 //
+// Rows that this transaction has locked itself count as free: a second claim returns
+// them again as long as Where is true of them.
+//
 // To a deadlock.Checker a claim is a try, of the rows that it was granted.
 //
 // The values of the keys are an int64 for an integer (a uint64 if it needs one), a
 // []byte for bytes, and else the text that the database has for them; see
 // [PrimaryKey.Scan].
 //
-// Errors: those of [Rows.Lock], and on PostgreSQL a mistake in Where aborts the
-// transaction.
+// Errors: those of [Rows.Lock], and [dblock.ErrInvalidOption] for options that the server
+// does not take, which on PostgreSQL abort the transaction.
 func (r *Rows) Claim(ctx context.Context, tx dblock.Tx, o ClaimOptions) ([]PrimaryKey, error) {
 	err := r.check(tx)
 	switch {

@@ -26,6 +26,7 @@ const (
 	errDatabaseAccessDenied = 1044
 	errUnknownDatabase      = 1049
 	errUnknownColumn        = 1054
+	errParse                = 1064
 	errUnknownTable         = 1109
 	errTableAccessDenied    = 1142
 	errColumnAccessDenied   = 1143
@@ -34,7 +35,7 @@ const (
 	errDeadlock             = 1213
 	errSpecificAccessDenied = 1227
 	errNotPreparable        = 1295
-	errNoSuchSavepoint      = 1305
+	errDoesNotExist         = 1305 // a savepoint, a function
 	errQueryInterrupted     = 1317
 	errInTransaction        = 1568
 	errStatementTimeout     = 1969
@@ -86,11 +87,11 @@ var commonErrors = map[uint16]meaning{
 	3057: {dialect.InvalidKey, dialect.RemainsUsable, ""}, // ER_USER_LOCK_WRONG_NAME
 	1059: {dialect.InvalidKey, dialect.RemainsUsable, ""}, // ER_TOO_LONG_IDENT
 
-	1193: {dialect.InvalidOption, dialect.RemainsUsable, "unknown parameters of a DSN become settings of the server: correct its name"},                // ER_UNKNOWN_SYSTEM_VARIABLE
-	1231: {dialect.InvalidOption, dialect.RemainsUsable, ""},                                                                                           // ER_WRONG_VALUE_FOR_VAR
-	1064: {dialect.Unsupported, dialect.RemainsUsable, "row locks need MySQL 8.0.1 or MariaDB 10.3, claims MySQL 8.0.19 or MariaDB 10.6"},              // ER_PARSE_ERROR
-	1235: {dialect.Unsupported, dialect.RemainsUsable, "GET_LOCK does not work across a Galera cluster: connect to a single server, or use row locks"}, // ER_NOT_SUPPORTED_YET
-	1792: {dialect.Unsupported, dialect.RemainsUsable, "a read-only transaction cannot lock rows: begin it without ReadOnly"},                          // ER_CANT_EXECUTE_IN_READ_ONLY_TRANSACTION
+	1193:     {dialect.InvalidOption, dialect.RemainsUsable, "unknown parameters of a DSN become settings of the server: correct its name"},                // ER_UNKNOWN_SYSTEM_VARIABLE
+	1231:     {dialect.InvalidOption, dialect.RemainsUsable, ""},                                                                                           // ER_WRONG_VALUE_FOR_VAR
+	errParse: {dialect.Unsupported, dialect.RemainsUsable, "row locks need MySQL 8.0.1 or MariaDB 10.3, claims MySQL 8.0.19 or MariaDB 10.6"},              // ER_PARSE_ERROR
+	1235:     {dialect.Unsupported, dialect.RemainsUsable, "GET_LOCK does not work across a Galera cluster: connect to a single server, or use row locks"}, // ER_NOT_SUPPORTED_YET
+	1792:     {dialect.Unsupported, dialect.RemainsUsable, "a read-only transaction cannot lock rows: begin it without ReadOnly"},                          // ER_CANT_EXECUTE_IN_READ_ONLY_TRANSACTION
 
 	1053: {dialect.Lost, dialect.RemainsNothing, "the server shuts down"},       // ER_SERVER_SHUTDOWN
 	1152: {dialect.Lost, dialect.RemainsNothing, ""},                            // ER_ABORTING_CONNECTION

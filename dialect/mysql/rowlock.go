@@ -231,7 +231,7 @@ func (db *DB) inTransaction(ctx context.Context, q dialect.Querier) error {
 		// Without a transaction, the savepoint has gone with its own statement.
 		_, err = q.ExecContext(ctx, "RELEASE "+savepoint)
 	}
-	if isNumber(err, errNoSuchSavepoint) {
+	if isNumber(err, errDoesNotExist) {
 		return noTransaction(q, err)
 	}
 	return db.failure(ctx, err)

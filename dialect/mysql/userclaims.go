@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/dblock-go/dblock/dialect"
@@ -71,7 +72,13 @@ func (db *DB) candidates(ctx context.Context, t *userTable, c dialect.UserClaim,
 	if c.Where != "" {
 		where = " WHERE (" + c.Where + "\n)" // which may end with a comment
 	}
-	return queryTexts(ctx, conn, "SELECT "+t.texts()+" FROM "+t.name+where+" ORDER BY "+t.order(c)+fmt.Sprintf(" LIMIT %d", limit), c.Args...)
+	candidates, err := queryTexts(ctx, conn, "SELECT "+t.texts()+" FROM "+t.name+where+" ORDER BY "+t.order(c)+fmt.Sprintf(" LIMIT %d", limit), c.Args...)
+	for _, mistake := range []uint16{errUnknownColumn, errParse, errDoesNotExist} {
+		if isNumber(err, mistake) {
+			return nil, c.Mistaken(db.failure(ctx, err), strconv.Itoa(int(mistake)), "?", dialect.RemainsUsable)
+		}
+	}
+	return candidates, err
 }
 
 // claim locks those of the candidates that are free and that the condition is true

@@ -94,10 +94,20 @@ func (d *DB) ClaimUserRows(ctx context.Context, tx dialect.Tx, c dialect.UserCla
 		keys = append(keys, key)
 		return err
 	}, claimUserRows(c, columns), c.Args...)
+	if isMistake(err) {
+		return nil, c.Mistaken(classify(ctx, err), sqlState(err), "$1, $2 and so on", dialect.RemainsAborted)
+	}
 	if err != nil {
 		return nil, classify(ctx, err)
 	}
 	return keys, nil
+}
+
+// isMistake is true of a statement that the server cannot read, or not with these
+// values: https://www.postgresql.org/docs/current/errcodes-appendix.html
+func isMistake(err error) bool {
+	code := sqlState(err)
+	return strings.HasPrefix(code, "42") && code != "42501" || strings.HasPrefix(code, "22")
 }
 
 // userColumn is the type of a column of a key: of most, the server's text stands for

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -106,6 +107,11 @@ func (d *DB) ClaimUserRows(ctx context.Context, tx dialect.Tx, c dialect.UserCla
 		return nil, &dialect.Error{Class: dialect.Unsupported, Code: "650", Err: err, Remains: remains(ctx, tx),
 			Hint: "claim in a transaction under READ COMMITTED or REPEATABLE READ"}
 	case err != nil:
+		for _, n := range numbers(err) {
+			if slices.Contains(mistakes, n) {
+				return nil, c.Mistaken(classify(ctx, err), strconv.Itoa(int(n)), "@p1, @p2 and so on", remains(ctx, tx))
+			}
+		}
 		err = classify(ctx, err)
 		var e *dialect.Error
 		if errors.As(err, &e) && e.Remains == dialect.RemainsUsable {
@@ -117,6 +123,11 @@ func (d *DB) ClaimUserRows(ctx context.Context, tx dialect.Tx, c dialect.UserCla
 	}
 	return keys, nil
 }
+
+// mistakes are the numbers of what the server cannot read: incorrect syntax, an undeclared
+// variable, a name that is no function, a column that does not exist, one that cannot be
+// bound.
+var mistakes = []int32{102, 137, 156, 195, 207, 4104}
 
 // errReadPast: you can only specify READPAST under READ COMMITTED or REPEATABLE READ.
 const errReadPast = 650

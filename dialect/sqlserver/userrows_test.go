@@ -3,6 +3,7 @@ package sqlserver
 import (
 	"database/sql/driver"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -149,6 +150,20 @@ func TestClaimUserRows(t *testing.T) {
 			t.Errorf("%q is not in %s", text, query)
 		}
 	}
+}
+
+func TestClaimsTellTheCallersMistakes(t *testing.T) {
+	for _, number := range []int32{207, 102, 137} {
+		_, d := openDB(t, append(catalogue(), answer{err: serverError(number)}, answer{outs: map[string]any{"state": 1}})...)
+		_, err := d.ClaimUserRows(t.Context(), begin(t, d), dialect.UserClaim{Table: stock, Limit: 1, Where: "m = 1"})
+		wantError(t, err, dialect.InvalidOption, strconv.Itoa(int(number)), dialect.RemainsUsable)
+		if !strings.Contains(err.Error(), "ClaimOptions.Where") {
+			t.Errorf("%v", err)
+		}
+	}
+	_, d := openDB(t, append(catalogue(), answer{err: serverError(229)})...)
+	_, err := d.ClaimUserRows(t.Context(), begin(t, d), dialect.UserClaim{Table: stock, Limit: 1, Where: "m = 1"})
+	wantError(t, err, dialect.Denied, "229") // which is not the condition's fault
 }
 
 func TestUserRowsOutsideOfATransaction(t *testing.T) {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/dblock-go/dblock"
+	"github.com/dblock-go/dblock/deadlock"
+	"github.com/dblock-go/dblock/dialect"
 	"github.com/dblock-go/dblock/rowlock"
 )
 
@@ -200,6 +202,22 @@ func userRowsMistakes(t *testing.T, h *Harness) {
 	}
 
 	jobs := rowlock.NewRows(d.DB, rowlock.RowsOptions{Table: "jobs", Key: []string{"id"}})
+	for name, o := range map[string]rowlock.ClaimOptions{
+		"a column of Where that is not there":   {Where: "stat = 'new'"},
+		"a column of OrderBy that is not there": {OrderBy: []rowlock.Order{{Column: "prio"}}},
+		"a function that is not there":          {Where: "nowhere(id) = 1"},
+		"no SQL":                                {Where: "state ="},
+	} {
+		tx := d.Begin(t, nil)
+		_, err := jobs.Claim(ctx, tx, o)
+		if !errors.Is(err, dblock.ErrInvalidOption) || !strings.Contains(err.Error(), "ClaimOptions.Where") || !strings.Contains(err.Error(), "of jobs") {
+			t.Errorf("claim, %s: %v", name, err)
+		}
+		if remains := deadlock.Remains(d.DB, err); remains != dialect.RemainsUsable && d.DB.Name() != "postgres" || remains == dialect.RemainsUnknown {
+			t.Errorf("claim, %s: %v: remains %v", name, err, remains)
+		}
+		rollback(t, tx)
+	}
 	both := func(name string, tx dblock.Tx, want ...error) {
 		t.Helper()
 		_, claim := jobs.Claim(ctx, tx, rowlock.ClaimOptions{})
