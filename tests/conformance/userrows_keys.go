@@ -179,6 +179,7 @@ func userRowsMistakes(t *testing.T, h *Harness) {
 	}{
 		{"no such table", rowlock.RowsOptions{Table: "Jobs'; --", Key: []string{"id"}}, rowlock.PK(1), rowlock.ClaimOptions{}, dblock.ErrInvalidOption, "no table Jobs'; --"},
 		{"no such schema", rowlock.RowsOptions{Schema: "nowhere", Table: "jobs", Key: []string{"id"}}, rowlock.PK(1), rowlock.ClaimOptions{}, dblock.ErrInvalidOption, "no table nowhere.jobs"},
+		{"a schema in the table's name", rowlock.RowsOptions{Table: "sales.jobs", Key: []string{"id"}}, rowlock.PK(1), rowlock.ClaimOptions{}, dblock.ErrInvalidOption, `Schema: "sales", Table: "jobs"`},
 		{"no such column", rowlock.RowsOptions{Table: "jobs", Key: []string{"id", "x`\""}}, rowlock.PK(1, 2), rowlock.ClaimOptions{}, dblock.ErrInvalidOption, "no column x`\""},
 		{"no unique key", rowlock.RowsOptions{Table: "jobs", Key: []string{"state"}}, rowlock.PK("new"), rowlock.ClaimOptions{}, dblock.ErrInvalidOption, "(state)"},
 		{"too short", rowlock.RowsOptions{Table: "jobs", Key: []string{"id"}}, rowlock.PK(), rowlock.ClaimOptions{Limit: -1}, nil, ""},
